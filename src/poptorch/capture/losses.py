@@ -1,0 +1,148 @@
+"""Which value a training step differentiates.
+
+Every PyTorch loss that `forward` calls, and every `poptorch.identity_loss`, is marked as it is computed. When `forward`
+has returned, exactly one marked loss must be left: one that reaches the outputs and flows into no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch.overrides import TorchFunctionMode
+
+from poptorch._logging import logger
+from poptorch.capture.proxies import ancestors, node_of
+from poptorch.capture.source import current_user_line
+from poptorch.errors import CompileError, LossError, explain
+from poptorch.ir import SourceLine
+
+BUILT_IN: frozenset[Callable[..., Any]] = frozenset(
+    {
+        F.l1_loss,
+        F.mse_loss,
+        F.smooth_l1_loss,
+        F.cross_entropy,
+        F.nll_loss,
+        F.binary_cross_entropy,
+        F.binary_cross_entropy_with_logits,
+        F.kl_div,
+        F.poisson_nll_loss,
+        F.hinge_embedding_loss,
+        F.margin_ranking_loss,
+        F.soft_margin_loss,
+        F.cosine_embedding_loss,
+        F.triplet_margin_loss,
+        F.ctc_loss,
+    }
+)
+
+_HOST_ONLY: dict[Callable[..., Any], str] = {
+    torch.Tensor.numpy: ".numpy()",
+    torch.Tensor.__array__: "converting to a NumPy array",
+    torch.Tensor.data_ptr: ".data_ptr()",
+}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One marked loss: the value to differentiate, the nodes that stand for it, and the user's line."""
+
+    value: torch.Tensor
+    nodes: frozenset[fx.Node]  # the loss itself and, for identity_loss, also the tensor that was marked
+    origin: fx.Node
+    line: SourceLine | None
+    name: str
+
+
+class LossMarks(TorchFunctionMode):
+    """Marks losses while `forward` runs, and refuses what would take a traced value out of the program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks: list[Mark] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _HOST_ONLY and node_of(args[0]) is not None:
+            raise CompileError(
+                explain(
+                    f"{_HOST_ONLY[func]} needs the values of a tensor that only exists while the program runs.",
+                    where=str(current_user_line()),
+                    fix="use the torch function of the same purpose, or do this outside the model",
+                )
+            )
+        if func not in BUILT_IN:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():  # a loss that is made of other losses counts once
+            result = func(*args, **kwargs)
+        return self.mark(result, func.__name__)
+
+    def mark(self, loss: torch.Tensor, name: str, source: torch.Tensor | None = None) -> torch.Tensor:
+        """Remember `loss`, and return a copy: what the user does to it afterwards must not change the marked value."""
+        origin = node_of(loss)
+        if origin is None:
+            return loss
+        copied = loss.clone()
+        aliases = {origin, node_of(copied), node_of(source) if source is not None else None} - {None}
+        self.marks.append(Mark(loss, frozenset(aliases), origin, current_user_line(), name))  # pyright: ignore[reportArgumentType]
+        return copied
+
+
+def choose_loss(marks: Sequence[Mark], results: Sequence[fx.Node]) -> torch.Tensor:
+    """The one loss that reaches a result of the step and flows into no other loss."""
+    live = ancestors(results)
+    reaching = [mark for mark in marks if mark.nodes & live]
+    final = [mark for mark in reaching if not any(_flows_into(mark, other) for other in reaching if other is not mark)]
+    if not final:
+        raise LossError(_no_loss(marks))
+    if len(final) > 1:
+        raise LossError(_many_losses(final))
+    (mark,) = final
+    if not mark.value.requires_grad:
+        raise LossError(
+            explain(
+                f"the loss {mark.name} does not depend on any parameter that requires a gradient.",
+                where=str(mark.line),
+                fix="check for detach() or torch.no_grad() on the way, and that the parameters require gradients",
+            )
+        )
+    if not mark.nodes & set(results):
+        logger.warning(
+            "%s",
+            explain(
+                f"gradients start at the loss {mark.name}; what is computed from it afterwards does not change them.",
+                where=str(mark.line),
+                fix="wrap the final value in poptorch.identity_loss to differentiate that instead",
+            ),
+        )
+    return mark.value
+
+
+def _flows_into(mark: Mark, other: Mark) -> bool:
+    return mark.origin is not other.origin and mark.origin in ancestors([other.origin])
+
+
+def _no_loss(marks: Sequence[Mark]) -> str:
+    computed = "; ".join(f"{mark.name} at {mark.line}" for mark in marks)
+    details = {"computed": f"{computed}, but not returned"} if computed else {}
+    return explain(
+        "Couldn't find a loss in graph: a training model returns exactly one loss.",
+        **details,
+        fix="return a PyTorch loss such as F.cross_entropy(...), or wrap your own value: "
+        "poptorch.identity_loss(value, reduction='mean')",
+    )
+
+
+def _many_losses(final: Sequence[Mark]) -> str:
+    return explain(
+        f"Multiple independent losses found in graph: {len(final)} losses are returned and none contains the others.",
+        **{f"loss {index}": f"{mark.name} at {mark.line}" for index, mark in enumerate(final, 1)},
+        fix="wrap the value to minimise: poptorch.identity_loss(loss1 + loss2, reduction='none')",
+    )

@@ -1,0 +1,45 @@
+"""Find the user's own line in the Python stack: the innermost frame that is neither torch's nor ours."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch
+
+from poptorch.ir import SourceLine
+
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parent.parent)
+_TRACER = str(Path(__file__).with_name("trace.py"))
+_GENERATED = ("<frozen ", "<string>")
+
+
+def is_user_code(filename: str) -> bool:
+    return not filename.startswith((_TORCH, _OURS, *_GENERATED)) and "/contextlib.py" not in filename
+
+
+def current_user_line() -> SourceLine | None:
+    """The line of the model that led here, or None if the tracer itself did."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _TRACER:
+        if is_user_code(frame.f_code.co_filename):
+            return _line(frame, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def raising_user_line(traceback: TracebackType | None) -> SourceLine | None:
+    """The innermost user's line of an exception's traceback."""
+    found: SourceLine | None = None
+    while traceback is not None:
+        if is_user_code(traceback.tb_frame.f_code.co_filename):
+            found = _line(traceback.tb_frame, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found
+
+
+def _line(frame: FrameType, number: int) -> SourceLine:
+    function = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # qualified names came with Python 3.11
+    return SourceLine(frame.f_code.co_filename, number, function)

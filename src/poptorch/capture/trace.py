@@ -1,0 +1,327 @@
+"""Trace one step of a module: forward, and for training also the gradients of its loss.
+
+PyTorch's own tracer records what PyTorch's own autograd does, on fake tensors if possible. When Python reads a value
+on the way, the trace is repeated with the real first micro-batch, and what was read becomes a guard of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from poptorch._logging import logger
+from poptorch.capture.context import capturing
+from poptorch.capture.losses import LossMarks, choose_loss
+from poptorch.capture.proxies import base_of, depends_on_inputs, is_random, node_of
+from poptorch.capture.source import current_user_line, raising_user_line
+from poptorch.capture.stand_ins import named_state, places, read_back, stand_ins
+from poptorch.capture.watch import ValuesNeeded, Watch
+from poptorch.errors import CompileError, Error, explain
+from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph
+from poptorch.ir.structure import Constant, Layout, Leaf, flatten, map_leaves, rebuild
+
+NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32}
+
+
+@dataclass(frozen=True)
+class Call:
+    """How `forward` is called: nested arguments, and an example of one micro-batch for each of their tensors."""
+
+    args: Layout
+    kwargs: Layout
+    names: tuple[str, ...]
+    tensors: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced step: its graph (with a GRADIENT output per trained parameter) and the layout of what forward returns."""
+
+    graph: StepGraph
+    result: Layout
+
+
+def trace_step(module: nn.Module, call: Call, *, training: bool) -> Traced:
+    """Trace forward, and backward if `training`; the module is left exactly as it was."""
+    try:
+        return _Trace(module, call, training=training, has_values=False).run()
+    except Exception as error:
+        if not isinstance(error, ValuesNeeded):
+            logger.debug("tracing without values failed (%s: %s), tracing the first batch", type(error).__name__, error)
+    try:
+        return _Trace(module, call, training=training, has_values=True).run()
+    except ValuesNeeded as error:
+        raise _not_captured(error.__cause__ or error) from error
+    except Error:
+        raise
+    except (RuntimeError, NotImplementedError, TypeError, AttributeError) as error:
+        if _is_tracing_failure(error):
+            raise _not_captured(error) from error
+        raise
+
+
+class _Trace:
+    """One attempt at a trace, with fake tensors or with real ones."""
+
+    def __init__(self, module: nn.Module, call: Call, *, training: bool, has_values: bool) -> None:
+        self.module, self.call, self.training = module, call, training
+        self.parameters, self.buffers = named_state(module)
+        self.watch = Watch(has_values=has_values)
+        self.marks = LossMarks()
+        self.has_values = has_values
+        self.outputs: list[OutputSpec] = []
+        self.result: Layout = Constant(None)
+
+    def run(self) -> Traced:
+        names = [*self.parameters, *self.buffers, *self.call.names]
+        tensors = [t.detach() for t in (*self.parameters.values(), *self.buffers.values(), *self.call.tensors)]
+        with _quiet_tracing(self.training) as fake:
+            inputs = tensors if self.has_values else [fake.from_tensor(t, static_shapes=True) for t in tensors]
+            with ExitStack() as stack:
+                if not self.has_values:
+                    stack.enter_context(fake)
+                traced = make_fx(
+                    self._step, tracing_mode="real", _allow_non_fake_inputs=True, _error_on_data_dependent_ops=False
+                )(*inputs)
+        self.watch.report()
+        roles = [
+            *[Role.PARAMETER] * len(self.parameters),
+            *[Role.BUFFER] * len(self.buffers),
+            *[Role.USER_INPUT] * len(self.call.names),
+        ]
+        specs = [InputSpec.of(name, role, t) for name, role, t in zip(names, roles, tensors, strict=True)]
+        graph = _finish(traced, specs, self.outputs, tuple(guard for guard, _ in self.watch.guards))
+        return Traced(graph, self.result)
+
+    def _step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
+        """The function that is traced. Its inputs are the parameters, the buffers and the user's tensors."""
+        with FunctionalTensorMode(), self.watch:
+            given = [to_fun(tensor) for tensor in flat]
+            n_parameters, n_state = len(self.parameters), len(self.parameters) + len(self.buffers)
+            leaves = [self._leaf(p, t) for p, t in zip(self.parameters.values(), given[:n_parameters], strict=True)]
+            named = dict(zip((*self.parameters, *self.buffers), (*leaves, *given[n_parameters:n_state]), strict=True))
+            watched = {**named, **dict(zip(self.call.names, given[n_state:], strict=True))}
+            passed = {name: _narrow_float(tensor) for name, tensor in watched.items()}
+            before = {name: _origin(tensor) for name, tensor in passed.items()}
+            result, now = self._forward(passed)
+            outputs = self._user_outputs(result)
+            changed = {
+                name: _detached(tensor).to(watched[name].dtype)
+                for name, tensor in now.items()
+                if _origin(tensor) is not before[name]
+            }
+            gradients = self._gradients(dict(zip(self.parameters, leaves, strict=True)), [*outputs, *changed.values()])
+            return self._collect(outputs, changed, gradients)
+
+    def _leaf(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
+        """A traced stand-in for a parameter: `isinstance(leaf, nn.Parameter)` holds, and the user's hooks are on it."""
+        leaf = tensor.detach()
+        if not self.training or not parameter.requires_grad:
+            leaf._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
+            return leaf
+        leaf.requires_grad_(True)
+        leaf._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
+        for hook in (parameter._backward_hooks or {}).values():
+            leaf.register_hook(hook)
+        for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+            leaf.register_post_accumulate_grad_hook(hook)
+        return leaf
+
+    def _forward(self, passed: dict[str, torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Run forward on the stand-ins; give what it returns, and what each stand-in is afterwards."""
+        first_names = {id(t): name for name, t in (*self.parameters.items(), *self.buffers.items())}
+        replacements = {id(tensor): passed[first_names[id(tensor)]] for _, tensor in places(self.module)}
+        user_tensors = {name: passed[name] for name in self.call.names}
+        registered = {name: tensor for name, tensor in passed.items() if name not in user_tensors}
+        values = list(user_tensors.values())
+        with stand_ins(self.module, replacements), capturing(self.marks):
+            with self.marks:
+                result = self.module(*rebuild(self.call.args, values), **rebuild(self.call.kwargs, values))
+            now = read_back(self.module, registered, frozenset(self.buffers))
+        return result, {**now, **user_tensors}
+
+    def _user_outputs(self, result: Any) -> list[torch.Tensor]:
+        """The tensors that forward returns, in device types; one that is returned twice appears once."""
+        layout, tensors = flatten(result)
+        outputs: list[torch.Tensor] = []
+        positions: dict[fx.Node, int] = {}
+
+        def place(index: int) -> Layout:
+            tensor = tensors[index]
+            if not isinstance(tensor, FunctionalTensor):
+                return Constant(_host_output(tensor))
+            value = tensor.detach()
+            value = value.to(NARROWED.get(value.dtype, value.dtype))
+            node = _origin(value)
+            assert node is not None
+            if node not in positions:
+                positions[node] = len(outputs)
+                outputs.append(value)
+            return Leaf(positions[node])
+
+        self.result = map_leaves(layout, place)
+        return outputs
+
+    def _gradients(self, leaves: dict[str, torch.Tensor], results: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Differentiate the loss; give the gradient of each parameter that it reaches."""
+        if not self.training:
+            return {}
+        nodes = [node for node in map(_origin, results) if node is not None]
+        loss = choose_loss(self.marks.marks, nodes)
+        self.watch.phase = Phase.BACKWARD
+        torch.autograd.backward(loss, torch.ones_like(loss))
+        gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.requires_grad}
+        sparse = [name for name, grad in gradients.items() if grad is not None and grad.layout is not torch.strided]
+        if sparse:
+            raise CompileError(
+                explain(
+                    f"the gradient of {', '.join(sparse)} is sparse, and a compiled step works on dense gradients.",
+                    fix="create the embedding without sparse=True",
+                )
+            )
+        return {name: gradient for name, gradient in gradients.items() if gradient is not None}
+
+    def _collect(
+        self, outputs: list[torch.Tensor], changed: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Everything the graph returns, and the specs that say what it is."""
+        written = {_origin(value) for value in changed.values()}
+        results: list[torch.Tensor] = []
+        for index, value in enumerate(outputs):
+            node = node_of(value)
+            assert node is not None
+            owner = base_of(node)
+            if owner.op == "placeholder" or owner in written or node in written:
+                value = value.clone()  # a result must not change when the state it shows does
+            self.outputs.append(OutputSpec(f"output{index}", OutputRole.USER_OUTPUT, batched=depends_on_inputs(node)))
+            results.append(value)
+        if self.watch.guards:
+            self.outputs.append(OutputSpec("guards", OutputRole.GUARD))
+            results.append(torch.stack([check.detach().reshape(()) for _, check in self.watch.guards]))
+        for name, value in changed.items():
+            self.outputs.append(OutputSpec(name, OutputRole.NEW_VALUE))
+            results.append(value)
+        for name, gradient in gradients.items():
+            self.outputs.append(OutputSpec(name, OutputRole.GRADIENT))
+            results.append(gradient.detach())
+        return [from_fun(value) for value in results]  # pyright: ignore[reportReturnType]
+
+
+def _origin(tensor: torch.Tensor) -> fx.Node | None:
+    """The node that computes a tensor's value, looking through ops that only cut its history."""
+    node = node_of(tensor)
+    while node is not None and node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """A traced tensor without history; a plain tensor enters the graph as a constant."""
+    return tensor.detach() if isinstance(tensor, FunctionalTensor) else torch.clone(tensor)
+
+
+@contextmanager
+def _quiet_tracing(training: bool) -> Iterator[FakeTensorMode]:
+    """The surroundings of a trace: nothing the user set outside changes it, and nothing it does stays behind."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.inference_mode(False),
+        torch.set_grad_enabled(training),
+        fx_traceback.preserve_node_meta(),
+    ):
+        try:
+            yield fake
+        finally:
+            torch.clear_autocast_cache()
+
+
+def _narrow_float(tensor: torch.Tensor) -> torch.Tensor:
+    """float64 and bfloat16 arrive on the device as float32; 64-bit integers are only narrowed in results."""
+    if tensor.dtype is not torch.float64:
+        return tensor
+    narrowed = tensor.float()
+    if getattr(tensor, "_is_param", False):
+        narrowed._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
+    return narrowed
+
+
+def _host_output(tensor: torch.Tensor) -> torch.Tensor:
+    logger.warning(
+        "Output expected to be on the IPU but is on cpu: forward returns a tensor of shape %s that it did not compute; "
+        "it is returned with the value it has now.",
+        list(tensor.shape),
+    )
+    return tensor.detach().clone()
+
+
+def _finish(
+    traced: fx.GraphModule, specs: list[InputSpec], outputs: list[OutputSpec], guards: tuple[Guard, ...]
+) -> StepGraph:
+    """Make a StepGraph of a trace: constants become inputs, dead ops and unused state go."""
+    traced.graph.eliminate_dead_code()
+    source = traced.graph
+    placeholders = [node for node in source.nodes if node.op == "placeholder"]
+    pairs = list(zip(specs, placeholders, strict=True))
+    written = {spec.name for spec in outputs if spec.role is OutputRole.NEW_VALUE}
+    kept = [(s, n) for s, n in pairs if n.users or s.role is Role.USER_INPUT or s.name in written]
+    constants = [node for node in source.nodes if node.op == "get_attr" and _is_tensor_attribute(traced, node)]
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    inputs: list[InputSpec] = []
+    values: dict[str, torch.Tensor] = {}
+
+    def add(spec: InputSpec, node: fx.Node) -> None:
+        copies[node] = graph.placeholder(f"in{len(inputs)}")
+        copies[node].meta = dict(node.meta)
+        inputs.append(spec)
+
+    for spec, node in kept:
+        if spec.role is not Role.USER_INPUT:
+            add(spec, node)
+    for index, node in enumerate(constants):
+        tensor = getattr(traced, str(node.target))
+        spec = InputSpec.of(f"constant{index}", Role.CONSTANT, tensor)
+        values[spec.name] = tensor
+        node.meta.setdefault("val", tensor)
+        add(spec, node)
+    for spec, node in kept:
+        if spec.role is Role.USER_INPUT:
+            add(spec, node)
+    graph.output(graph.graph_copy(source, copies))  # pyright: ignore[reportArgumentType]
+    ops = fx.GraphModule(nn.Module(), graph)
+    draws = any(is_random(node) for node in graph.nodes)
+    return StepGraph("step", ops, Signature(tuple(inputs), tuple(outputs)), guards, draws, values)
+
+
+def _is_tensor_attribute(module: nn.Module, node: fx.Node) -> bool:
+    return isinstance(getattr(module, str(node.target), None), torch.Tensor)
+
+
+_TRACING_WORDS = ("FunctionalTensor", "FakeTensor", "ProxyTorchDispatchMode", "fake tensor", "tracing tensor", "ConstantFunctional", "functionalization", "symbolic")
+
+
+def _is_tracing_failure(error: BaseException) -> bool:
+    return any(word in str(error) for word in _TRACING_WORDS)
+
+
+def _not_captured(error: BaseException) -> CompileError:
+    line = raising_user_line(error.__traceback__) or current_user_line()
+    return CompileError(
+        explain(
+            f"this part of the model cannot be compiled: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}",
+            where=str(line),
+            fix="replace it by tensor operations, or move it out of forward",
+        )
+    )

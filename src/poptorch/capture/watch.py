@@ -1,0 +1,231 @@
+"""See every op of a step while it is traced.
+
+`Watch` sits on top of PyTorch's tracing modes. It notes the user's line on each op, keeps random draws consistent when
+activation checkpointing replays them, and freezes values that Python reads into guards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.functional_utils import from_fun
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx import traceback as fx_traceback
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from poptorch._logging import logger
+from poptorch.capture.proxies import depends_on_inputs, node_of
+from poptorch.capture.source import current_user_line
+from poptorch.errors import CompileError, explain
+from poptorch.ir import Guard, Note, Phase, SourceLine, annotation
+
+aten = torch.ops.aten
+Op = torch._ops.OpOverload
+
+
+class ValuesNeeded(Exception):
+    """The trace without values cannot go on: Python wants to know the value or the size of a tensor."""
+
+
+class Watch(TorchDispatchMode):
+    """The observer of one trace. `has_values` tells whether real tensors flow through it, or fake ones."""
+
+    def __init__(self, *, has_values: bool) -> None:
+        super().__init__()
+        self.phase = Phase.FORWARD
+        self.guards: list[tuple[Guard, torch.Tensor]] = []
+        self.warnings: list[str] = []
+        self._has_values = has_values
+        self._lines: dict[int, SourceLine] = {}  # by the sequence number of the op's autograd node
+        self._draws: dict[Any, Any] = {}
+        self._outside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_dispatch__(
+        self, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        line = self._line()
+        args, kwargs = self._shield_outside_tensors(func, args, kwargs)
+        with fx_traceback.annotate(annotation(Note(self.phase, line))):
+            if torch.Tag.data_dependent_output in func.tags:
+                return self._read(func, args, kwargs, line)
+            if func in _STATIC_FORMS:
+                result = _STATIC_FORMS[func](self, args, kwargs, line)
+                if result is not None:
+                    return result
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                return self._draw(func, args, kwargs)
+            try:
+                return func(*args, **kwargs)
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                raise ValuesNeeded from error
+
+    def _line(self) -> SourceLine | None:
+        """The user's line: from the stack in the forward pass, through the autograd node in the backward pass."""
+        if self.phase is Phase.BACKWARD:
+            node = torch._C._current_autograd_node()
+            found = None if node is None else self._lines.get(node._sequence_nr())
+            if found is not None:
+                return found
+        line = current_user_line()
+        if self.phase is Phase.FORWARD and line is not None:
+            self._lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # later ops without history share it
+        return line
+
+    def _shield_outside_tensors(
+        self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """A tensor from outside the model is a constant: writing to it in `forward` changes a copy, for this run only."""
+        if func._schema.is_mutable and args and _is_outside(args[0]) and func not in _FRESH:
+            outside = args[0]
+            if id(outside) not in self._outside:
+                self._outside[id(outside)] = (outside, torch.clone(outside))
+        if not self._outside:
+            return args, kwargs
+        replace = lambda t: self._outside[id(t)][1] if id(t) in self._outside else t  # noqa: E731
+        return pytree.tree_map_only(torch.Tensor, replace, (args, kwargs))
+
+    def _draw(self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Draw random numbers; from a generator state that was seen before, hand out what was drawn then.
+
+        Checkpointing rewinds the generator to repeat the forward pass, so the same state means the same draw.
+        """
+        with _disable_current_modes():
+            state = bytes(torch.get_rng_state().tolist())
+        described = pytree.tree_map_only(torch.Tensor, lambda t: (t.shape, t.dtype), (args, kwargs))
+        key = (func, str(described), state)
+        if key in self._draws:
+            drawn = pytree.tree_map_only(torch.Tensor, torch.clone, self._draws[key])
+            return args[0].copy_(drawn) if func._schema.is_mutable else drawn
+        result = func(*args, **kwargs)
+        if not self._has_values:  # fake ops leave the generator alone, but the next draw must see another state
+            with _disable_current_modes():
+                torch.empty(1).uniform_()
+        self._draws[key] = pytree.tree_map_only(torch.Tensor, torch.clone, result)
+        return result
+
+    def _read(self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
+        """Python reads a value: freeze what it is now, and guard it if another batch could change it."""
+        traced = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if not any(_may_vary(tensor) for tensor in traced):
+            return func(*args, **kwargs)
+        if not self._has_values:
+            raise ValuesNeeded
+        with _disable_current_modes():
+            plain = pytree.tree_map_only(torch.Tensor, _plain, (args, kwargs))
+            value = func(*plain[0], **plain[1])
+        check = _still_true(func, args, value)
+        if check is None:
+            raise CompileError(
+                explain(
+                    f"{func.name()} reads a value out of a traced tensor in a way that cannot be guarded.",
+                    where=str(line),
+                    fix="compute with tensors instead, or move this outside the model",
+                )
+            )
+        self._freeze(check, f"the value {value!r}", line)
+        return value
+
+    def freeze_count(self, count: torch.Tensor, expected: int, line: SourceLine | None) -> None:
+        """Rely on `count` being `expected` in every batch."""
+        self._freeze(count == expected, f"the size {expected} of the result", line)
+
+    def _freeze(self, check: torch.Tensor, what: str, line: SourceLine | None) -> None:
+        self.guards.append((Guard(line, what), check))
+        self.warnings.append(
+            explain(
+                f"{what}, computed from the first batch, is now part of the compiled program.",
+                where=str(line),
+                later="a batch that leads to another value raises poptorch.Error instead of a wrong result",
+                fix="use torch.where or a mask if both cases must work",
+            )
+        )
+
+    def report(self) -> None:
+        """Log each freeze once; called when the trace has succeeded."""
+        for warning in dict.fromkeys(self.warnings):
+            logger.warning("%s", warning)
+
+
+_FRESH: frozenset[Op] = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
+
+
+def _is_outside(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, FunctionalTensor)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return from_fun(tensor) if isinstance(tensor, FunctionalTensor) else tensor  # pyright: ignore[reportReturnType]
+
+
+def _may_vary(tensor: torch.Tensor) -> bool:
+    node: fx.Node | None = node_of(tensor)
+    return node is not None and depends_on_inputs(node)
+
+
+def _still_true(func: Op, args: tuple[Any, ...], value: Any) -> torch.Tensor | None:
+    """A 0-d boolean tensor that tells whether a read would give the same value again."""
+    if func is aten._local_scalar_dense.default:
+        tensor = args[0].reshape(())
+        return torch.isnan(tensor) if value != value else tensor == value
+    if func is aten.equal.default:
+        same = args[0].shape == args[1].shape
+        return (args[0] == args[1]).all() == value if same else torch.ones((), dtype=torch.bool)
+    if func is aten.allclose.default:
+        return torch.isclose(*args).all() == value
+    return None
+
+
+def _static_nonzero(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
+    mask = args[0] != 0
+    size = _known_count(watch, mask)
+    watch.freeze_count(mask.sum(), size, line)
+    return aten.nonzero_static.default(args[0], size=size)
+
+
+def _static_mask_index(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
+    """`x[mask]` as an index with as many positions as the mask selects in the first batch."""
+    tensor, indices = args
+    if not any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
+        return None
+    expanded: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            expanded.append(index)
+        else:
+            expanded.extend(_static_nonzero(watch, (index,), {}, line).unbind(1))
+    return aten.index.Tensor(tensor, expanded)
+
+
+def _static_masked_select(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
+    tensor, mask = torch.broadcast_tensors(*args)
+    return _static_mask_index(watch, (tensor, [mask]), {}, line)
+
+
+def _static_repeat(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
+    if kwargs.get("output_size") is not None:
+        return None
+    total = args[0].sum()
+    size = _known_count(watch, total)
+    watch.freeze_count(total, size, line)
+    return aten.repeat_interleave.Tensor(args[0], output_size=size)
+
+
+def _known_count(watch: Watch, counted: torch.Tensor) -> int:
+    if not watch._has_values:
+        raise ValuesNeeded
+    with _disable_current_modes():
+        return int(_plain(counted).sum().item())
+
+
+_STATIC_FORMS: dict[Op, Callable[..., Any]] = {
+    aten.nonzero.default: _static_nonzero,
+    aten.index.Tensor: _static_mask_index,
+    aten.masked_select.default: _static_masked_select,
+    aten.repeat_interleave.Tensor: _static_repeat,
+}

@@ -1,0 +1,169 @@
+"""Cut a training step into the part that runs for every micro-batch and the part that runs once per update.
+
+The first part adds each gradient to an accumulator, in place; the second part reduces the accumulators, applies the
+update rules, and leaves the accumulators at zero for the next round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import fx, nn
+
+from poptorch.enums import ReductionType
+from poptorch.ir import (
+    InputSpec,
+    Note,
+    OutputRole,
+    OutputSpec,
+    Phase,
+    Role,
+    Signature,
+    StepGraph,
+    annotation,
+    note_of,
+    value_of,
+)
+from poptorch.options import Settings
+
+aten = torch.ops.aten
+
+
+def split_update(graph: StepGraph, settings: Settings) -> tuple[StepGraph, StepGraph]:
+    """The per-micro-batch graph and the per-update graph of a training step."""
+    gradients = {s.name: n for s, n in _outputs(graph) if s.role is OutputRole.GRADIENT}
+    trained = {s.name for s, n in _outputs(graph) if s.role is OutputRole.NEW_VALUE and _is_update(n)}
+    gradients = {name: node for name, node in gradients.items() if name in trained}
+    parameters = {spec.name: spec for spec in graph.signature.inputs}
+    accumulators = {
+        name: replace(parameters[name], name=f"accumulator.{name}", role=Role.ACCUMULATOR) for name in gradients
+    }
+    return _micro_step(graph, gradients, accumulators), _update(graph, gradients, accumulators, settings)
+
+
+def drop_gradients(graph: StepGraph) -> StepGraph:
+    """The step without its gradient outputs, for when nothing has to be accumulated."""
+    kept = [(spec, node) for spec, node in _outputs(graph) if spec.role is not OutputRole.GRADIENT]
+    names = {node: node.name for _, node in kept}
+    ops = graph.copy_ops()
+    by_name = {node.name: node for node in ops.graph.nodes}
+    ops.graph.output_node().args = (tuple(by_name[names[node]] for _, node in kept),)
+    ops.graph.eliminate_dead_code()
+    return replace(graph, ops=ops, signature=replace(graph.signature, outputs=tuple(spec for spec, _ in kept)))
+
+
+def _outputs(graph: StepGraph) -> list[tuple[OutputSpec, fx.Node]]:
+    return list(zip(graph.signature.outputs, graph.results, strict=True))
+
+
+def _is_update(node: fx.Node) -> bool:
+    note = note_of(node)
+    return node.op == "call_function" and note is not None and note.phase is Phase.UPDATE
+
+
+class _Builder:
+    """Collects the inputs, ops and outputs of a new graph."""
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.inputs: list[InputSpec] = []
+        self.outputs: list[tuple[OutputSpec, fx.Node]] = []
+
+    def input(self, spec: InputSpec, value: object) -> fx.Node:
+        node = self.graph.placeholder(f"in{len(self.inputs)}")
+        node.meta["val"] = value
+        self.inputs.append(spec)
+        return node
+
+    def call(self, phase: Phase, target: torch._ops.OpOverload, *args: object, like: fx.Node) -> fx.Node:
+        node = self.graph.call_function(target, args)  # pyright: ignore
+        node.meta = {"val": value_of(like), "custom": annotation(Note(phase))}
+        return node
+
+    def build(self, origin: StepGraph, name: str) -> StepGraph:
+        self.graph.output(tuple(node for _, node in self.outputs))
+        self.graph.eliminate_dead_code()
+        signature = Signature(tuple(self.inputs), tuple(spec for spec, _ in self.outputs))
+        return replace(origin, name=name, ops=fx.GraphModule(nn.Module(), self.graph), signature=signature)
+
+
+def _micro_step(
+    graph: StepGraph, gradients: dict[str, fx.Node], accumulators: dict[str, InputSpec]
+) -> StepGraph:
+    builder = _Builder()
+    copies: dict[fx.Node, fx.Node] = {}
+    totals: dict[str, fx.Node] = {}
+    needed = _used_outside_update(graph)
+    pairs = list(zip(graph.signature.inputs, graph.placeholders, strict=True))
+    for spec, node in pairs:
+        if spec.role is not Role.USER_INPUT and (node in needed or node in gradients.values()):
+            copies[node] = builder.input(spec, value_of(node))
+    for name, spec in accumulators.items():
+        totals[name] = builder.input(spec, value_of(gradients[name]))
+    for spec, node in pairs:
+        if spec.role is Role.USER_INPUT:
+            copies[node] = builder.input(spec, value_of(node))
+    for node in graph.ops.graph.nodes:
+        if node.op == "call_function" and not _is_update(node):
+            copies[node] = builder.graph.node_copy(node, lambda n: copies[n])
+    builder.outputs = [
+        (spec, copies[node])
+        for spec, node in _outputs(graph)
+        if spec.role is not OutputRole.GRADIENT and not _is_update(node)
+    ]
+    for name, spec in accumulators.items():
+        gradient = gradients[name]
+        total = builder.call(Phase.BACKWARD, aten.add.Tensor, totals[name], copies[gradient], like=gradient)
+        builder.outputs.append((OutputSpec(spec.name, OutputRole.NEW_VALUE), total))
+    return builder.build(graph, "micro_step")
+
+
+def _used_outside_update(graph: StepGraph) -> set[fx.Node]:
+    """The inputs that the per-micro-batch part reads, or writes a new value for."""
+    written = {s.name for s, n in _outputs(graph) if s.role is OutputRole.NEW_VALUE and not _is_update(n)}
+    pairs = zip(graph.signature.inputs, graph.placeholders, strict=True)
+    return {
+        node
+        for spec, node in pairs
+        if spec.name in written or any(not _is_update(user) and user.op == "call_function" for user in node.users)
+        or any(node is result for s, result in _outputs(graph) if s.role is OutputRole.USER_OUTPUT)
+    }
+
+
+def _update(
+    graph: StepGraph, gradients: dict[str, fx.Node], accumulators: dict[str, InputSpec], settings: Settings
+) -> StepGraph:
+    builder = _Builder()
+    copies: dict[fx.Node, fx.Node] = {}
+    totals: dict[str, fx.Node] = {}
+    changed_before = {s.name: n for s, n in _outputs(graph) if s.role is OutputRole.NEW_VALUE and not _is_update(n)}
+    for spec, node in zip(graph.signature.inputs, graph.placeholders, strict=True):
+        used = any(_is_update(user) for user in node.users) or spec.name in accumulators
+        if spec.role is not Role.USER_INPUT and used:
+            copies[node] = builder.input(spec, value_of(node))
+            if spec.name in changed_before:  # the micro-steps wrote it already
+                copies[changed_before[spec.name]] = copies[node]
+    for name, spec in accumulators.items():
+        totals[name] = builder.input(spec, value_of(gradients[name]))
+    divisor = settings.batching.micro_batches_per_update if settings.reduction is ReductionType.Mean else 1
+    for name, total in totals.items():
+        gradient = gradients[name]
+        if divisor > 1:
+            total = builder.call(Phase.UPDATE, aten.mul.Tensor, total, 1.0 / divisor, like=gradient)
+        copies[gradient] = total
+    for node in graph.ops.graph.nodes:
+        if _is_update(node):
+            copies[node] = builder.graph.node_copy(node, lambda n: copies[n])
+    builder.outputs = [
+        (spec, copies[node])
+        for spec, node in _outputs(graph)
+        if spec.role is OutputRole.NEW_VALUE and _is_update(node)
+    ]
+    for name, spec in accumulators.items():
+        zero = builder.call(Phase.UPDATE, aten.mul.Tensor, totals[name], 0.0, like=gradients[name])
+        zero.target = aten.zeros_like.default
+        zero.args = (totals[name],)
+        builder.outputs.append((OutputSpec(spec.name, OutputRole.NEW_VALUE), zero))
+    built = builder.build(graph, "update")
+    return replace(built, guards=(), draws_random_numbers=False, constants={})

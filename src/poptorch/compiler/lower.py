@@ -1,0 +1,44 @@
+"""`StepGraph` → `Executable`: decide which programs run and how often."""
+
+from __future__ import annotations
+
+from poptorch.compiler.accumulate import drop_gradients, split_update
+from poptorch.compiler.passes import Observer, run_passes
+from poptorch.enums import OutputMode
+from poptorch.executable import Batching, Executable, Program
+from poptorch.ir import StepGraph, verify
+from poptorch.ir.structure import Layout
+from poptorch.options import Settings
+
+
+def compile_graph(graph: StepGraph, result: Layout, settings: Settings, observe: Observer) -> Executable:
+    """Run all passes over a captured graph and lower it."""
+    return lower(run_passes(graph, settings, observe), result, settings, observe)
+
+
+def lower(graph: StepGraph, result: Layout, settings: Settings, observe: Observer) -> Executable:
+    """Make the programs: one that does everything if each micro-batch is an update of its own, otherwise two.
+
+    A step with guards is cut too: the update must wait until the guards are known to hold.
+    """
+    plan = settings.batching
+    update: Program | None = None
+    if not settings.training:
+        step = graph
+    elif plan.micro_batches_per_update == 1 and not graph.guards:
+        step = drop_gradients(graph)
+    else:
+        step, update_graph = split_update(graph, settings)
+        verify(update_graph)
+        observe("update", update_graph)
+        update = Program(update_graph)
+    verify(step)
+    observe(step.name, step)
+    batching = Batching(
+        device_iterations=plan.device_iterations,
+        micro_batches_per_update=plan.micro_batches_per_update,
+        replicas=plan.replicas,
+        kept=plan.kept,
+        sums=plan.output_mode is OutputMode.Sum,
+    )
+    return Executable(Program(step), update, batching, result, settings.random_seed)

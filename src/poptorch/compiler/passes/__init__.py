@@ -1,0 +1,26 @@
+"""The passes of the compiler, in order, and the runner that applies them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from poptorch.compiler.passes.canonicalize import canonicalize
+from poptorch.compiler.passes.dead import remove_dead_ops
+from poptorch.ir import StepGraph, verify
+from poptorch.options import Settings
+
+Pass = Callable[[StepGraph, Settings], StepGraph]
+Observer = Callable[[str, StepGraph], None]
+
+PASSES: tuple[Pass, ...] = (canonicalize, remove_dead_ops)
+
+
+def run_passes(graph: StepGraph, settings: Settings, observe: Observer) -> StepGraph:
+    """Apply every pass in order; verify and observe the graph after each."""
+    verify(graph)
+    observe("capture", graph)
+    for apply in PASSES:
+        graph = apply(graph, settings)
+        verify(graph)
+        observe(apply.__name__, graph)
+    return graph

@@ -1,0 +1,54 @@
+"""Bring a captured graph into its plain form.
+
+In:    a StepGraph as it was traced.
+Out:   the same graph without ops that only change bookkeeping, and with no result that shares memory with an input.
+Keeps: every value, the signature.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from poptorch.ir import OutputRole, StepGraph, value_of
+from poptorch.options import Settings
+
+aten = torch.ops.aten
+_IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
+
+
+def canonicalize(graph: StepGraph, settings: Settings) -> StepGraph:
+    """Remove identities, and give every new value memory of its own."""
+    ops = graph.copy_ops()
+    for node in list(ops.graph.nodes):
+        if node.target in _IDENTITIES:
+            node.replace_all_uses_with(node.args[0])
+            ops.graph.erase_node(node)
+    results = _separate(ops, graph)
+    ops.graph.output_node().args = (tuple(results),)
+    ops.graph.eliminate_dead_code()
+    return replace(graph, ops=ops)
+
+
+def _separate(ops: fx.GraphModule, graph: StepGraph) -> list[fx.Node]:
+    """Copy each new value that is only a view of an input: writing one input must not change what another gets."""
+    output = ops.graph.output_node()
+    results: list[fx.Node] = []
+    with ops.graph.inserting_before(output):
+        for spec, node in zip(graph.signature.outputs, output.args[0], strict=True):  # pyright: ignore
+            assert isinstance(node, fx.Node)
+            if spec.role is OutputRole.NEW_VALUE and _memory_owner(node).op == "placeholder":
+                copied = ops.graph.call_function(aten.clone.default, (node,))
+                copied.meta = dict(node.meta)
+                copied.meta["val"] = value_of(node)
+                node = copied
+            results.append(node)
+    return results
+
+
+def _memory_owner(node: fx.Node) -> fx.Node:
+    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node

@@ -1,0 +1,69 @@
+"""Every exception a user can catch, as one tree.
+
+All of them derive from `poptorch.Error`; where a Python programmer would expect a builtin
+(`AssertionError` for a batch that cannot be split, `ValueError` for a bad option) the class derives from it too.
+"""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """Something went wrong in PopTorch: `message` is the text, `type` the layer, `location` the context."""
+
+    def __init__(self, message: str, *, type: str = "poptorch_py_error", location: str = "") -> None:
+        self.message = message
+        self.type = type
+        self.location = location
+        super().__init__(f"'{type}': {message}")
+
+
+class RecoverableError(Error):
+    """A device failed in a way that a reset repairs; `recovery_action` names the reset."""
+
+    recovery_action: str = "FULL_RESET"
+
+
+class UnrecoverableError(Error):
+    """A device failed for good."""
+
+
+class CompileError(Error):
+    """The model cannot be turned into a program; the message names the user's line and a way out."""
+
+
+class LossError(CompileError):
+    """There is not exactly one final loss to differentiate."""
+
+
+class BatchSizeError(Error, AssertionError):
+    """The rows of a tensor argument do not divide into the micro-batches that the options ask for."""
+
+
+class ArgumentError(Error):
+    """A call does not match the one that the model was compiled for."""
+
+
+class ArgumentBindingError(Error, AssertionError):
+    """The arguments of a call do not fit the signature of the model's forward."""
+
+
+class GuardError(Error):
+    """A batch contradicts a value that was frozen into the program when it was compiled."""
+
+
+class OptimizerError(Error, AssertionError):
+    """An optimiser, or one of its settings, cannot be compiled."""
+
+
+class WrappedError(Error, RuntimeError):
+    """The model is already wrapped for training."""
+
+
+class EngineError(Error):
+    """The compiled program could not be built or failed while it ran."""
+
+
+def explain(what: str, **details: str) -> str:
+    """A message in the house form: what happened, then one aligned `name: value` line per detail."""
+    width = max((len(name) for name in details), default=0) + 1
+    return "\n".join([what, *(f"  {name + ':':<{width}} {value}" for name, value in details.items())])

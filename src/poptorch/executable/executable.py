@@ -1,0 +1,51 @@
+"""The finished program of a model as a frozen value: what runs, how often, and what comes in and out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from poptorch.executable.program import Program
+from poptorch.ir import InputSpec, OutputSpec
+from poptorch.ir.structure import Layout
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How one call is cut into micro-batches, and which outputs it returns."""
+
+    device_iterations: int
+    micro_batches_per_update: int
+    replicas: int
+    kept: tuple[int, ...]
+    sums: bool
+
+    @property
+    def micro_batches(self) -> int:
+        return self.device_iterations * self.micro_batches_per_update
+
+
+@dataclass(frozen=True)
+class Executable:
+    """What one call runs: `step` for every micro-batch and, if it is not part of the step, `update` after each group."""
+
+    step: Program
+    update: Program | None
+    batching: Batching
+    result: Layout
+    random_seed: int | None
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        return (self.step,) if self.update is None else (self.step, self.update)
+
+    @property
+    def state(self) -> tuple[InputSpec, ...]:
+        """Every state input of any program, once."""
+        return tuple({spec.name: spec for program in self.programs for spec in program.state}.values())
+
+    @property
+    def outputs(self) -> tuple[OutputSpec, ...]:
+        return self.step.returned
+
+    def __str__(self) -> str:
+        return "\n\n".join(str(program.graph) for program in self.programs)

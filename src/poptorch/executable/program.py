@@ -1,0 +1,94 @@
+"""A program: one graph that an engine turns into something that runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Signature, StepGraph
+
+
+@dataclass(frozen=True)
+class Program:
+    """One graph, and what an engine and its caller need to know about its inputs and outputs.
+
+    A program is called with its state (bound once) followed by the user's tensors. It writes new values of its
+    inputs in place and returns the rest: the user's outputs and, if there are guards, one boolean vector.
+    """
+
+    graph: StepGraph
+
+    @property
+    def name(self) -> str:
+        return self.graph.name
+
+    @property
+    def signature(self) -> Signature:
+        return self.graph.signature
+
+    @property
+    def state(self) -> tuple[InputSpec, ...]:
+        return self.signature.state
+
+    @property
+    def returned(self) -> tuple[OutputSpec, ...]:
+        return tuple(spec for spec in self.signature.outputs if spec.role in (OutputRole.USER_OUTPUT, OutputRole.GUARD))
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        return self.graph.guards
+
+    @property
+    def draws_random_numbers(self) -> bool:
+        return self.graph.draws_random_numbers
+
+    @property
+    def constants(self) -> dict[str, torch.Tensor]:
+        return self.graph.constants
+
+    @property
+    def written_state(self) -> tuple[str, ...]:
+        """The names of the state that the program changes, in the order of its inputs."""
+        return tuple(spec.name for spec in self.state if spec.name in self.signature.written)
+
+    @property
+    def written_positions(self) -> tuple[int, ...]:
+        """For each new value that the graph computes, the position of the input that it goes to."""
+        positions = {spec.name: index for index, spec in enumerate(self.signature.inputs)}
+        return tuple(positions[spec.name] for spec in self.signature.outputs if spec.role is OutputRole.NEW_VALUE)
+
+    def functional_ops(self) -> fx.GraphModule:
+        """The ops with the returned values first and the new values of `written_positions` after them."""
+        ops = self.graph.copy_ops()
+        output = ops.graph.output_node()
+        pairs = list(zip(self.signature.outputs, self.graph_results(ops), strict=True))
+        returned = [node for spec, node in pairs if spec.role is not OutputRole.NEW_VALUE]
+        written = [node for spec, node in pairs if spec.role is OutputRole.NEW_VALUE]
+        output.args = (tuple(returned + written),)
+        ops.recompile()
+        return ops
+
+    @staticmethod
+    def graph_results(ops: fx.GraphModule) -> list[fx.Node]:
+        return list(ops.graph.output_node().args[0])  # pyright: ignore
+
+
+def in_place(ops: fx.GraphModule, written_positions: tuple[int, ...]) -> fx.GraphModule:
+    """End functional ops with one `copy_` per new value, which native compilers turn into in-place writes."""
+    graph = ops.graph
+    output = graph.output_node()
+    results: list[fx.Node] = list(output.args[0])  # pyright: ignore
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    count = len(results) - len(written_positions)
+    with graph.inserting_before(output):
+        for position, value in zip(written_positions, results[count:], strict=True):
+            target = placeholders[position]
+            copied = graph.call_function(torch.ops.aten.copy_.default, (target, value))
+            copied.meta["val"] = target.meta["val"]
+    output.args = (tuple(results[:count]),)
+    ops.recompile()
+    return ops
+
+

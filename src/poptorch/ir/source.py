@@ -1,0 +1,28 @@
+"""A place in the user's own code, as graphs and error messages show it."""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """One line of the user's program."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def text(self) -> str:
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def short(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+    def __str__(self) -> str:
+        where = f"{self.short}, in {self.function}"
+        return f"{where}: {self.text}" if self.text else where

@@ -1,0 +1,6 @@
+"""`trainingModel`, `inferenceModel`, `PoplarExecutor`: joins everything else."""
+
+from poptorch.model.executor import PoplarExecutor
+from poptorch.model.wrapping import inferenceModel, trainingModel
+
+__all__ = ["PoplarExecutor", "inferenceModel", "trainingModel"]

@@ -1,0 +1,215 @@
+"""Bind the arguments of a call to `forward`, check them against the compiled call, and take out the tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from poptorch._logging import logger
+from poptorch.errors import ArgumentBindingError, ArgumentError, Error, explain
+from poptorch.ir.structure import Constant, Custom, Layout, Leaf, Node, flatten, flatten_like, leaf_names
+
+_MANY, _ANY_KEY = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+class ArgumentBinder:
+    """Knows the signature of a `forward` and brings arguments into its order."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._parameters = list(inspect.signature(forward).parameters.values())
+        self._positional = [p for p in self._parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self._takes_many = any(p.kind is _MANY for p in self._parameters)
+        self._plain = len(self._positional) == len(self._parameters)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional arguments first, with defaults filled in, then the named ones."""
+        if self._plain and not kwargs and len(args) == len(self._positional):
+            return args, kwargs
+        self._check(args, kwargs)
+        named = dict(kwargs)
+        bound = list(args)
+        for parameter in self._positional[len(args) :]:
+            if parameter.name in named:
+                bound.append(named.pop(parameter.name))
+            elif parameter.default is parameter.empty:
+                raise Error(f"Mandatory parameter {parameter.name} missing: forward{self} takes it without a default.")
+            else:
+                bound.append(parameter.default)
+        for parameter in self._parameters:
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in named:
+                if parameter.default is parameter.empty:
+                    raise Error(f"Mandatory parameter {parameter.name} missing: forward{self} takes it by keyword.")
+                named[parameter.name] = parameter.default
+        return tuple(bound), named
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if len(args) > len(self._positional) and not self._takes_many:
+            raise ArgumentBindingError(f"{len(args)} positional arguments given, but forward{self} takes {len(self._positional)}.")
+        twice = [p.name for p in self._positional[: len(args)] if p.name in kwargs and p.kind is not p.POSITIONAL_ONLY]
+        if twice:
+            raise ArgumentBindingError(f"argument {', '.join(twice)} is given by position and by keyword to forward{self}.")
+        known = {p.name for p in self._parameters}
+        unknown = [name for name in kwargs if name not in known]
+        if unknown and not any(p.kind is _ANY_KEY for p in self._parameters):
+            raise ArgumentBindingError(f"forward{self} has no argument {', '.join(unknown)}.")
+
+    def names(self, count: int) -> list[str]:
+        """A name for each of `count` positional arguments."""
+        own = [parameter.name for parameter in self._positional]
+        many = next((p.name for p in self._parameters if p.kind is _MANY), "args")
+        return [own[i] if i < len(own) else f"*{many}[{i - len(own)}]" for i in range(count)]
+
+    def __str__(self) -> str:
+        return f"({', '.join(str(parameter) for parameter in self._parameters)})"
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """The call that a model was compiled for; later calls must look the same."""
+
+    names: tuple[str, ...]
+    args: Layout
+    kwargs: Layout
+    tensor_names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    @classmethod
+    def of(cls, binder: ArgumentBinder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSpec:
+        layout, tensors = flatten((args, kwargs))
+        layout = cast("Node", layout)
+        names = binder.names(len(args))
+        args_layout, kwargs_layout = cast("Node", layout.children[0]), cast("Node", layout.children[1])
+        tensor_names = [n for name, child in zip(names, args_layout.children, strict=True) for n in leaf_names(child, name)]
+        tensor_names += [
+            n for key, child in zip(kwargs_layout.keys, kwargs_layout.children, strict=True) for n in leaf_names(child, key)
+        ]
+        for name, tensor in zip(tensor_names, tensors, strict=True):
+            _check_supported(name, tensor)
+        return cls(
+            tuple(names),
+            args_layout,
+            kwargs_layout,
+            tuple(tensor_names),
+            tuple(tensor.shape for tensor in tensors),
+            tuple(tensor.dtype for tensor in tensors),
+        )
+
+    def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors of a later call, in compiled order; raises `ArgumentError` if the call differs."""
+        if not kwargs and len(args) == len(self.shapes) == len(self.names) and self._is_flat_match(args):
+            return list(args)
+        self._compare(args, kwargs)
+        return flatten_like(self.args, args) + flatten_like(self.kwargs, kwargs)
+
+    def _is_flat_match(self, args: tuple[Any, ...]) -> bool:
+        for value, shape, dtype in zip(args, self.shapes, self.dtypes, strict=True):
+            if type(value) is not torch.Tensor or value.shape != shape or value.dtype != dtype:
+                return False
+        return True
+
+    def _compare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        expected = cast("Node", self.args)
+        if len(args) != len(expected.children):
+            _mismatch(
+                f"Number of positional arguments mismatch: expected {len(expected.children)} arguments but got {len(args)}"
+            )
+        for name, layout, value in zip(self.names, expected.children, args, strict=True):
+            self._compare_one(name, layout, value)
+        self._compare_keys("", cast("Node", self.kwargs), kwargs)
+
+    def _compare_one(self, name: str, layout: Layout, value: Any) -> None:
+        if isinstance(layout, Leaf):
+            self._compare_tensor(name, layout, value)
+        elif isinstance(layout, Constant):
+            _compare_constant(name, layout.value, value)
+        elif isinstance(layout, Custom):
+            if type(value) is not type(layout.example):
+                _type_mismatch(name, type(layout.example), value)
+            for index, (leaf, tensor) in enumerate(zip(layout.leaves, flatten_like(layout, value), strict=True)):
+                self._compare_one(f"{name}.{index}", leaf, tensor)
+        elif type(value) is not layout.kind:
+            _type_mismatch(name, layout.kind, value)
+        elif layout.is_mapping:
+            self._compare_keys(name, layout, value)
+        else:
+            if len(value) != len(layout.children):
+                _mismatch(f"Length mismatch for {name}: expected {len(layout.children)} but got {len(value)}")
+            for key, child, item in zip(layout.keys, layout.children, value, strict=True):
+                self._compare_one(f"{name}[{key}]", child, item)
+
+    def _compare_keys(self, name: str, layout: Node, value: dict[Any, Any]) -> None:
+        missing = sorted(str(key) for key in layout.keys if key not in value)
+        unexpected = sorted(str(key) for key in value if key not in layout.keys)
+        if missing:
+            _mismatch(f"Missing arguments: {', '.join(missing)}.")
+        if unexpected:
+            _mismatch(f"Unexpected arguments: {', '.join(unexpected)}.")
+        for key, child in zip(layout.keys, layout.children, strict=True):
+            self._compare_one(f"{name}[{key}]" if name else str(key), child, value[key])
+
+    def _compare_tensor(self, name: str, leaf: Leaf, value: Any) -> None:
+        if not isinstance(value, torch.Tensor):
+            _type_mismatch(name, torch.Tensor, value)
+        shape, dtype = self.shapes[leaf.index], self.dtypes[leaf.index]
+        if value.dtype != dtype:
+            _mismatch(f"Type mismatch for {name}: expected {dtype} but got {value.dtype}")
+        if value.shape != shape:
+            _mismatch(f"Shape mismatch for {name}: expected {shape} but got {value.shape}")
+
+
+def prepare(tensors: Sequence[torch.Tensor], warned: set[str]) -> list[torch.Tensor]:
+    """The tensors as the program takes them: contiguous, without history."""
+    prepared: list[torch.Tensor] = []
+    for tensor in tensors:
+        if tensor.requires_grad:
+            _warn_once(warned, "an input requires a gradient: it is detached, because a compiled step trains parameters only.")
+            tensor = tensor.detach()
+        if not tensor.is_contiguous():
+            _warn_once(warned, "an input is not contiguous: a contiguous copy of it is used in every call.")
+            tensor = tensor.contiguous()
+        prepared.append(tensor)
+    return prepared
+
+
+def _warn_once(warned: set[str], text: str) -> None:
+    if text not in warned:
+        warned.add(text)
+        logger.warning("%s", text)
+
+
+def _check_supported(name: str, tensor: torch.Tensor) -> None:
+    if tensor.numel() == 0:
+        raise Error(f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)}) for argument {name}.")
+    if tensor.layout is not torch.strided:
+        raise Error(
+            explain(
+                f"argument {name} is a {tensor.layout} tensor, but a compiled program works on dense ones.",
+                fix=f"pass {name}.to_dense()",
+            )
+        )
+
+
+def _compare_constant(name: str, expected: Any, value: Any) -> None:
+    if type(value) is not type(expected):
+        _type_mismatch(name, type(expected), value)
+    if value is not expected and value != expected:
+        _mismatch(f"Value mismatch for {name}: expected {expected!r} but got {value!r}")
+
+
+def _type_mismatch(name: str, expected: type, value: Any) -> None:
+    _mismatch(f"Type mismatch for {name}: expected {expected.__name__} but got {type(value).__name__}")
+
+
+def _mismatch(what: str) -> None:
+    raise ArgumentError(
+        explain(
+            what,
+            reason="the model is compiled for the arguments of its first call",
+            fix="create a new wrapper, or call destroy() and call again to compile for these arguments",
+        )
+    )

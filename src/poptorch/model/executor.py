@@ -1,0 +1,307 @@
+"""`PoplarExecutor`: a wrapped model. It joins capture, compiler and runtime, and keeps track of who owns what."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+from tqdm import tqdm
+
+from poptorch._logging import logger
+from poptorch.capture import Call, Captured, capture_inference, capture_training
+from poptorch.compiler import compile_graph, dumping
+from poptorch.errors import Error, WrappedError, explain
+from poptorch.executable import Executable
+from poptorch.ir.structure import rebuild
+from poptorch.model.arguments import ArgumentBinder, CallSpec, prepare
+from poptorch.model.clock import Clock, clocks_of
+from poptorch.model.state import OwnedState, Snapshot
+from poptorch.optim import plan_groups
+from poptorch.options import Options, resolve
+from poptorch.runtime import Session, choose_engine
+
+_NOT_COMPILED = "Model has not been compiled or has been destroyed. Call it, or call compile() with an example batch, first."
+_wrapped = WeakIdKeyDictionary()  # module → weak reference to the executor that trains it
+
+
+class PoplarExecutor:
+    """A model that runs as a compiled program; made by `trainingModel` and `inferenceModel`, called like the model."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        options: Options,
+        training: bool,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self._training = training
+        self._traced = copy.copy(model)
+        self._user_model = model if training else self._traced
+        self._options = options
+        self._settings = resolve(options, training=training)
+        self._engine = choose_engine(options._values["engine"])
+        self._binder = ArgumentBinder(type(model).forward.__get__(model) if "forward" not in vars(model) else model.forward)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._plans = ()
+        self._warned: set[str] = set()
+        self._forget()
+        if optimizer is not None:
+            self.setOptimizer(optimizer)
+        if training:
+            _wrapped[model] = weakref.ref(self)
+
+    def _forget(self) -> None:
+        """Back to the state before compilation."""
+        self._session: Session | None = None
+        self._call: CallSpec | None = None
+        self._state: OwnedState | Snapshot | None = None
+        self._clocks: list[Clock] = []
+        self._seen: list[int] = []
+        self._is_attached = False
+
+    # ---- running
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one call: D × G × R micro-batches, and in training D weight updates. Compiles on first use."""
+        args, kwargs = self._binder.bind(args, kwargs)
+        if self._session is None:
+            self._compile(args, kwargs)
+        elif not self._is_attached:
+            self.attachToDevice()
+        assert self._call is not None and self._session is not None
+        tensors = prepare(self._call.tensors(args, kwargs), self._warned)
+        self._synchronise(self._session)
+        outputs = self._session.run(tensors)
+        for output in outputs:
+            output.backward = _refuse_backward  # pyright: ignore
+        if self._training:
+            for clock in self._clocks:
+                clock.time += 1
+        return rebuild(self._session.executable.result, outputs)
+
+    def _synchronise(self, session: Session) -> None:
+        """Make sure the program sees the state as its owners have it."""
+        state = self._state
+        if isinstance(state, OwnedState):
+            if not state.is_unchanged():
+                session.bind(state.tensors())
+        elif isinstance(state, Snapshot):
+            now = [clock.time for clock in self._clocks]
+            if now != self._seen:
+                logger.debug("Implicit copyWeightsToDevice()")
+                self._refresh(state)
+            elif "host" not in self._warned and not state.is_current():
+                self._warned.add("host")
+                logger.warning(
+                    "the weights of an inference model were changed on the host after it was compiled; it goes on with "
+                    "the old ones. Call copyWeightsToDevice() to use the new ones."
+                )
+
+    def _refresh(self, state: Snapshot) -> None:
+        self._seen = [clock.time for clock in self._clocks]
+        state.refresh()
+
+    # ---- compiling
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile for these arguments without running; the weights do not change."""
+        if self._session is not None:
+            logger.warning("compile() is ignored: the model is already compiled. Call destroy() first to compile again.")
+            return
+        self._compile(*self._binder.bind(args, kwargs))
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = CallSpec.of(self._binder, args, kwargs)
+        label = "training" if self._training else "inference"
+        with _progress(self._settings.show_progress) as phase:
+            phase("Capturing the model")
+            captured = self._capture(call, args, kwargs)
+            phase("Optimising the graph")
+            executable = compile_graph(captured.graph, captured.result, self._settings, dumping(label))
+            kernels = {}
+            for program in executable.programs:
+                phase(f"Compiling the {program.name} program")
+                kernels[program.name] = self._engine.compile(program)
+            phase("Loading")
+            strides = {name: stride for kernel in kernels.values() for name, stride in kernel.strides.items()}
+            self._state = self._own(captured, executable, strides)
+            self._session = Session(executable, kernels, self._state.tensors())
+        self._call = call
+        self._is_attached = True
+        parameters = [parameter for _, parameter in self._traced.named_parameters()]
+        self._clocks = clocks_of(parameters)
+        self._seen = [clock.time for clock in self._clocks]
+        logger.info("compiled a %s model for %s emulated IPU(s) on the %s engine", label, self._settings.batching.replicas, self._engine.name)
+
+    def _capture(self, call: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        plan = self._settings.batching
+        tensors = prepare(call.tensors(args, kwargs), self._warned)
+        examples: list[torch.Tensor] = []
+        for name, tensor in zip(call.tensor_names, tensors, strict=True):
+            rows = plan.rows_per_micro_batch(name, tuple(tensor.shape))
+            examples.append(tensor.narrow(0, 0, rows) if tensor.dim() else tensor)
+        _warn_about_64_bit(call, self._warned)
+        example = Call(call.args, call.kwargs, call.tensor_names, tuple(examples))
+        if self._training:
+            return capture_training(self._traced, example, self._plans)
+        return capture_inference(self._traced, example)
+
+    def _own(self, captured: Captured, executable: Executable, strides: dict[str, tuple[int, ...]]) -> OwnedState | Snapshot:
+        if self._training:
+            assert self._optimizer is not None
+            return OwnedState(self._traced, self._optimizer, captured.groups, executable.state, strides)
+        return Snapshot(self._traced, executable.state, strides)
+
+    def isCompiled(self) -> bool:
+        """Whether there is a compiled program."""
+        return self._session is not None
+
+    @property
+    def _executable(self) -> Executable | None:
+        return None if self._session is None else self._session.executable
+
+    def _compiled_state(self) -> OwnedState | Snapshot:
+        if self._state is None:
+            raise Error(_NOT_COMPILED)
+        return self._state
+
+    # ---- life cycle
+
+    def destroy(self) -> None:
+        """Release the program and unwrap the model; it can be wrapped again, and calling it again compiles again."""
+        self._forget()
+        reference = _wrapped.get(self._user_model)
+        if reference is not None and reference() is self:
+            del _wrapped[self._user_model]
+
+    def isAttachedToDevice(self) -> bool:
+        """Whether the model is compiled and holds its device."""
+        return self._session is not None and self._is_attached
+
+    def attachToDevice(self) -> None:
+        """Take the device again after `detachFromDevice`; changes made on the host meanwhile are picked up."""
+        state = self._compiled_state()
+        if self._is_attached:
+            raise Error("Device is already attached: call detachFromDevice() first.")
+        if isinstance(state, Snapshot):
+            self._refresh(state)
+        self._is_attached = True
+
+    def detachFromDevice(self) -> None:
+        """Release the device; weights and optimiser state are on the host."""
+        self._compiled_state()
+        if not self._is_attached:
+            raise Error("Device is not attached: it was detached before, and calling the model attaches it.")
+        self._is_attached = False
+
+    # ---- weights and optimiser
+
+    def copyWeightsToHost(self) -> None:
+        """Bring parameters and buffers of the module up to date; a trained module always is."""
+        state = self._compiled_state()
+        if isinstance(state, Snapshot):
+            assert self._session is not None
+            state.write_back(self._session.executable.step.written_state)
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Like `copyWeightsToHost`, but tells whether anything had to be copied."""
+        return False
+
+    def copyWeightsToDevice(self) -> None:
+        """Let the program use the weights that the module has now."""
+        state = self._compiled_state()
+        if isinstance(state, Snapshot):
+            self._refresh(state)
+        else:
+            assert self._session is not None
+            self._session.bind(state.tensors())
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True) -> Any:
+        """Load weights into the model and use them from the next call on."""
+        result = self._user_model.load_state_dict(state_dict, strict=strict)
+        if self._session is not None:
+            self.copyWeightsToDevice()
+        return result
+
+    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Use the settings that the optimiser has now (after an LR scheduler, for example); nothing is compiled again."""
+        if not self._training:
+            raise AttributeError("an inference model has no optimiser: setOptimizer belongs to poptorch.trainingModel.")
+        plans = plan_groups(optimizer)
+        if isinstance(self._state, OwnedState):
+            self._state.set_hypers(plans)
+            if optimizer is not self._optimizer:
+                self._state.adopt(optimizer)
+        self._optimizer, self._plans = optimizer, plans
+
+    # ---- looking like the model
+
+    @property
+    def model(self) -> nn.Module:
+        """The PyTorch module."""
+        return self._user_model
+
+    @property
+    def options(self) -> Options:
+        """The options of this executor, frozen, with the output mode resolved."""
+        return self._options
+
+    def __getattr__(self, name: str) -> Any:
+        model = self.__dict__.get("_user_model")
+        if model is None:
+            raise AttributeError(name)
+        return getattr(model, name)
+
+    def __repr__(self) -> str:
+        kind = "training" if self._training else "inference"
+        state = "compiled" if self.isCompiled() else "not compiled"
+        return f"PoplarExecutor({kind}, {state}, emulated IPU, {self._engine.name} engine)\n{self._user_model!r}"
+
+
+def is_training_wrapped(model: nn.Module) -> bool:
+    """Whether a live executor trains this module."""
+    reference = _wrapped.get(model)
+    return reference is not None and reference() is not None
+
+
+def check_unwrapped(model: nn.Module) -> None:
+    """Raise if the module is wrapped for training already."""
+    if is_training_wrapped(model):
+        raise WrappedError(
+            explain(
+                f"Model has already been wrapped: another training executor trains this {type(model).__name__}.",
+                fix="call destroy() on that executor first",
+            )
+        )
+
+
+def _refuse_backward(*args: Any, **kwargs: Any) -> None:
+    raise Error(
+        "backward() cannot be called explicitly on outputs of a PopTorch model: the call of the training model has "
+        "already run the backward pass and the weight update."
+    )
+
+
+def _warn_about_64_bit(call: CallSpec, warned: set[str]) -> None:
+    wide = [f"{n} ({d})" for n, d in zip(call.tensor_names, call.dtypes, strict=True) if d in (torch.int64, torch.float64)]
+    if wide:
+        logger.info("64-bit tensors become 32-bit on the device: %s. Results have 32-bit types.", ", ".join(wide))
+
+
+@contextmanager
+def _progress(show: bool) -> Iterator[Any]:
+    """A bar that names the phases of a compilation; silent if standard error is not a terminal."""
+    with tqdm(desc="Graph compilation", total=None, disable=None if show else True, leave=False, bar_format="{desc} [{elapsed}]") as bar:
+
+        def phase(name: str) -> None:
+            logger.debug("%s", name)
+            bar.set_description_str(f"Graph compilation: {name}")
+            bar.refresh()
+
+        yield phase

@@ -1,0 +1,203 @@
+"""Find the state of a program in its owners, the user's module and optimiser, and notice when it was replaced there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from poptorch.capture import TrainedGroup
+from poptorch.errors import ArgumentError, OptimizerError, explain
+from poptorch.ir import InputSpec, Role
+from poptorch.optim import GroupPlan
+
+Strides = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Seat:
+    """Where an owner keeps a tensor, and which memory it had when it was bound."""
+
+    table: Any
+    key: Any
+    tensor: torch.Tensor
+    address: int
+
+    def is_unchanged(self) -> bool:
+        return self.table.get(self.key) is self.tensor and self.tensor.data_ptr() == self.address
+
+
+class OwnedState:
+    """The state of a training program: parameters, buffers, optimiser state and hyper-parameters, by name."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        groups: Sequence[TrainedGroup],
+        specs: Iterable[InputSpec],
+        strides: Strides,
+    ) -> None:
+        self._module, self._groups, self._strides = module, groups, strides
+        self._specs = [spec for spec in specs if spec.role in (Role.PARAMETER, Role.BUFFER)]
+        self._hypers = {
+            group.hyper_name(name): torch.tensor(value, dtype=torch.float64)
+            for group in groups
+            for name, value in group.plan.values.items()
+        }
+        self.optimizer = optimizer
+        self._seats: list[_Seat] = []
+        self._optimizer_state: object = None
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor of the state, in the memory layout that the program expects; remembers where they live."""
+        self._seats = []
+        found = dict(self._hypers)
+        for spec in self._specs:
+            found[spec.name] = self._registered(spec)
+        parameters = dict(self._module.named_parameters())
+        for group in self._groups:
+            found.update(self._optimizer_tensors(group, [parameters[name] for name in group.names]))
+        self._optimizer_state = self.optimizer.state
+        return found
+
+    def is_unchanged(self) -> bool:
+        """Whether every tensor is still the one that was bound; changed contents do not matter."""
+        return self.optimizer.state is self._optimizer_state and all(seat.is_unchanged() for seat in self._seats)
+
+    def set_hypers(self, plans: Sequence[GroupPlan]) -> None:
+        """Take new numbers from an optimiser; whatever shapes the program must be as it was compiled."""
+        for group in self._groups:
+            if group.index >= len(plans):
+                raise OptimizerError(
+                    f"the optimiser has {len(plans)} parameter groups, but the model was compiled with group {group.index}."
+                )
+            plan = plans[group.index]
+            if plan.rule != group.plan.rule:
+                raise OptimizerError(
+                    explain(
+                        f"parameter group {group.index} of the optimiser follows another rule than the compiled program.",
+                        compiled=str(group.plan.rule),
+                        now=str(plan.rule),
+                        fix="keep the kind of optimiser and which of its settings are zero, or call destroy() first",
+                    )
+                )
+        for group in self._groups:
+            for name, value in plans[group.index].values.items():
+                self._hypers[group.hyper_name(name)].fill_(value)
+
+    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+        """Go on with another optimiser object: it inherits the state of the old one where it has none itself."""
+        parameters = dict(self._module.named_parameters())
+        for group in self._groups:
+            for name in group.names:
+                parameter = parameters[name]
+                if not optimizer.state.get(parameter) and self.optimizer.state.get(parameter):
+                    optimizer.state[parameter] = dict(self.optimizer.state[parameter])
+        self.optimizer = optimizer
+
+    def _registered(self, spec: InputSpec) -> torch.Tensor:
+        """A parameter or buffer where the module keeps it; a new memory layout is given to the object itself."""
+        prefix, _, attribute = spec.name.rpartition(".")
+        owner = self._module.get_submodule(prefix) if prefix else self._module
+        table = owner._parameters if spec.role is Role.PARAMETER else owner._buffers
+        tensor = table.get(attribute)
+        if tensor is None or tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
+            now = "missing" if tensor is None else f"{tensor.dtype} of shape {list(tensor.shape)}"
+            raise ArgumentError(
+                explain(
+                    f"{spec.role.value} {spec.name} is {now}, but the model was compiled with "
+                    f"{spec.dtype} of shape {list(spec.shape)}.",
+                    fix="restore it, or call destroy() and compile again",
+                )
+            )
+        stride = self._strides.get(spec.name, spec.stride)
+        if tensor.stride() != stride:
+            tensor.data = _with_stride(tensor.detach(), stride)
+        self._seats.append(_Seat(table, attribute, tensor, tensor.data_ptr()))
+        return tensor
+
+    def _optimizer_tensors(self, group: TrainedGroup, parameters: list[nn.Parameter]) -> dict[str, torch.Tensor]:
+        """The optimiser's tensors for one group, created as torch creates them where they do not exist yet."""
+        found: dict[str, torch.Tensor] = {}
+        rule = group.plan.rule
+        counter = torch.zeros(len(parameters))
+        for index, (name, parameter) in enumerate(zip(group.names, parameters, strict=True)):
+            entries = self.optimizer.state[parameter]
+            has_state = all(entries.get(key) is not None for key in rule.state)
+            counter[index] = float(entries["step"]) if "step" in entries else float(has_state)
+            if rule.counts_steps:
+                entries["step"] = counter[index]  # a view: the program advances all counters of a group at once
+                self._sit(entries, "step")
+            for key in rule.state:
+                stride = self._strides.get(group.state_name(key, name), parameter.stride())
+                entries[key] = _state_tensor(entries.get(key), parameter, stride)
+                found[group.state_name(key, name)] = entries[key]
+                self._sit(entries, key)
+        if group.counts:
+            found[group.counter_name] = counter
+        return found
+
+    def _sit(self, table: Any, key: str) -> None:
+        self._seats.append(_Seat(table, key, table[key], table[key].data_ptr()))
+
+
+class Snapshot:
+    """The state of an inference program: copies of parameters and buffers, taken when it is made and on request."""
+
+    def __init__(self, module: nn.Module, specs: Iterable[InputSpec], strides: Strides) -> None:
+        self._module = module
+        self._names = [spec.name for spec in specs if spec.role in (Role.PARAMETER, Role.BUFFER)]
+        self._copies = {
+            name: _with_stride(tensor.detach(), strides.get(name, tensor.stride()), always=True)
+            for name, tensor in self._sources().items()
+        }
+        self._versions = self.host_versions()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return self._copies
+
+    def host_versions(self) -> list[int]:
+        """Counters that change when the host writes to a parameter or buffer."""
+        return [tensor._version for tensor in self._sources().values()]
+
+    def is_current(self) -> bool:
+        return self._versions == self.host_versions()
+
+    def refresh(self) -> None:
+        """Take the values that the module has now."""
+        sources = self._sources()
+        for name, copy in self._copies.items():
+            copy.copy_(sources[name].detach())
+        self._versions = self.host_versions()
+
+    def write_back(self, names: Iterable[str]) -> None:
+        """Give the module the values that the program has computed for its buffers."""
+        sources = self._sources()
+        with torch.no_grad():
+            for name in names:
+                sources[name].copy_(self._copies[name])
+        self._versions = self.host_versions()
+
+    def _sources(self) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = {}
+        for name in self._names:
+            prefix, _, attribute = name.rpartition(".")
+            owner = self._module.get_submodule(prefix) if prefix else self._module
+            found[name] = getattr(owner, attribute)
+        return found
+
+
+def _with_stride(tensor: torch.Tensor, stride: tuple[int, ...], *, always: bool = False) -> torch.Tensor:
+    if tensor.stride() == stride and not always:
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+
+
+def _state_tensor(existing: torch.Tensor | None, parameter: nn.Parameter, stride: tuple[int, ...]) -> torch.Tensor:
+    if existing is None:
+        return torch.empty_strided(parameter.shape, stride, dtype=parameter.dtype).zero_()
+    return _with_stride(existing.to(parameter.dtype), stride)

@@ -1,0 +1,81 @@
+"""`trainingModel` and `inferenceModel`: the two doors into the library."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from poptorch.enums import OutputMode
+from poptorch.errors import Error, explain
+from poptorch.model.executor import PoplarExecutor, check_unwrapped
+from poptorch.options import Options
+
+
+def trainingModel(
+    model: nn.Module | PoplarExecutor, options: Options | None = None, optimizer: torch.optim.Optimizer | None = None
+) -> PoplarExecutor:
+    """Wrap a model whose `forward` returns its loss; each call runs whole training steps, weight update included.
+
+    >>> import poptorch, torch
+    >>> class Regression(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.fc = torch.nn.Linear(4, 1)
+    ...     def forward(self, x, y):
+    ...         out = self.fc(x)
+    ...         return out, torch.nn.functional.mse_loss(out, y)
+    >>> model = Regression()
+    >>> options = poptorch.Options().engine("eager")
+    >>> training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    >>> out, loss = training(torch.randn(8, 4), torch.randn(8, 1))
+    >>> out.shape, loss.shape
+    (torch.Size([8, 1]), torch.Size([]))
+    """
+    module = _unwrap(model)
+    check_unwrapped(module)
+    own = _own_options(options, OutputMode.Final)
+    if optimizer is None:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    return PoplarExecutor(module, own, training=True, optimizer=optimizer)
+
+
+def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = None) -> PoplarExecutor:
+    """Wrap a model to run its forward pass as a compiled program.
+
+    >>> import poptorch, torch
+    >>> inference = poptorch.inferenceModel(torch.nn.Linear(4, 2), poptorch.Options().engine("eager"))
+    >>> inference(torch.ones(3, 4)).shape
+    torch.Size([3, 2])
+    """
+    own = _own_options(options, OutputMode.All)
+    count = own.Training.gradient_accumulation
+    if count != 1:
+        raise Error(
+            explain(
+                f"gradientAccumulation is {count}, but an inference model accumulates no gradients.",
+                fix="use options with Training.gradientAccumulation(1), and deviceIterations to run several batches per call",
+            )
+        )
+    return PoplarExecutor(_unwrap(model), own, training=False)
+
+
+def _unwrap(model: nn.Module | PoplarExecutor) -> nn.Module:
+    if isinstance(model, PoplarExecutor):
+        return model.model
+    if not isinstance(model, nn.Module):
+        raise Error(f"a model to wrap is a torch.nn.Module or an executor, not {type(model).__name__}.")
+    return model
+
+
+def _own_options(options: Options | None, default_mode: OutputMode) -> Options:
+    """Freeze the caller's options and give the executor a copy with the output mode resolved."""
+    if options is not None and not isinstance(options, Options):
+        raise Error(f"options must be a poptorch.Options, not {type(options).__name__}.")
+    if options is None:
+        options = Options()
+    options._freeze()
+    own = options.clone()
+    if own.defaultOutputMode():
+        own.outputMode(default_mode)
+    own._freeze()
+    return own

@@ -1,0 +1,77 @@
+"""The protocol that separates engines from everything else, and how one is chosen."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from poptorch import environment
+from poptorch._logging import logger
+from poptorch.errors import Error
+from poptorch.executable import Program
+
+Call = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+class Kernel(Protocol):
+    """A program that an engine has made ready to run."""
+
+    @property
+    def strides(self) -> Mapping[str, tuple[int, ...]]:
+        """The memory layout that the kernel was built for, for the state that must change its own."""
+        ...
+
+    def bind(self, state: list[torch.Tensor]) -> Call:
+        """A function of the user's tensors that works on these state tensors, in place, and returns the outputs."""
+        ...
+
+
+class Engine(Protocol):
+    """A way to run programs."""
+
+    @property
+    def name(self) -> str: ...
+
+    def compile(self, program: Program) -> Kernel:
+        """Make a program ready to run."""
+        ...
+
+
+ENGINES = ("inductor", "eager")
+
+
+def choose_engine(requested: str | None) -> Engine:
+    """The engine that the options, the environment or the machine ask for, in this order."""
+    from poptorch.runtime.eager import EagerEngine
+    from poptorch.runtime.inductor import InductorEngine
+
+    name = requested or environment.ENGINE.read()
+    if name and name not in ENGINES:
+        raise Error(f"{environment.ENGINE.name} is {name!r}, but the engines are {' and '.join(map(repr, ENGINES))}.")
+    if not name and not has_compiler():
+        _warn_once_about_compiler()
+        name = "eager"
+    return EagerEngine() if name == "eager" else InductorEngine()
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler for the inductor engine to call."""
+    from torch._inductor import config
+
+    compilers = config.cpp.cxx if isinstance(config.cpp.cxx, (list, tuple)) else (config.cpp.cxx,)
+    return any(name is not None and shutil.which(name) is not None for name in (*compilers, "g++", "clang++"))
+
+
+_warned: set[str] = set()
+
+
+def _warn_once_about_compiler() -> None:
+    if "compiler" not in _warned:
+        _warned.add("compiler")
+        logger.warning(
+            "no C++ compiler was found: models run on the eager engine, which is slower. "
+            "Install g++ (for example `apt-get install g++`) and run again for native code."
+        )

@@ -1,0 +1,101 @@
+"""The inductor engine: compiles a program to native code with TorchInductor.
+
+The functional graph is decomposed with Inductor's table, ends in one in-place write per new value, and goes straight
+to Inductor's code generator; nothing is traced a second time by dynamo or autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._inductor import config
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from poptorch.errors import EngineError, explain
+from poptorch.executable import Program, in_place
+from poptorch.runtime.engine import Call
+from poptorch.runtime.layout import channels_last_strides
+
+_CONFIG: dict[str, Any] = {
+    "size_asserts": False,
+    "nan_asserts": False,
+    "alignment_asserts": False,
+    "scalar_asserts": False,
+}
+
+
+@dataclass(frozen=True)
+class InductorEngine:
+    name: str = "inductor"
+
+    def compile(self, program: Program) -> InductorKernel:
+        strides = channels_last_strides(program)
+        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+        with fake:
+            inputs = [
+                torch.empty_strided(spec.shape, strides.get(spec.name, spec.stride), dtype=spec.dtype)
+                for spec in program.signature.inputs
+            ]
+        try:
+            with _compiling(fake, force_channels_last=bool(strides)):
+                ops = in_place(_decompose(program.functional_ops(), inputs, fake), program.written_positions)
+                compiled = compile_fx_inner(
+                    ops, inputs, static_input_idxs=range(len(program.state)), cpp_wrapper=True
+                )
+        except Exception as error:
+            raise EngineError(
+                explain(
+                    f"the inductor engine could not compile the {program.name} program: {_first_line(error)}",
+                    fix="run on the eager engine: Options.engine('eager') or POPTORCH_ENGINE=eager",
+                )
+            ) from error
+        return InductorKernel(compiled.current_callable, strides)  # pyright: ignore
+
+
+@dataclass(frozen=True)
+class InductorKernel:
+    """Native code that takes one list of tensors: the state, then the user's."""
+
+    function: Any
+    strides: Mapping[str, tuple[int, ...]]
+
+    def bind(self, state: list[torch.Tensor]) -> Call:
+        plain = [tensor.detach() for tensor in state]
+        function = self.function
+
+        def call(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+            return function([*plain, *tensors])
+
+        return call
+
+
+def _decompose(ops: fx.GraphModule, inputs: list[torch.Tensor], fake: FakeTensorMode) -> fx.GraphModule:
+    """The same ops in terms of those that Inductor generates code for, with the inputs' memory layouts."""
+    with fake, fx_traceback.preserve_node_meta():
+        return make_fx(
+            fx.Interpreter(ops).run, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True
+        )(*inputs)
+
+
+@contextmanager
+def _compiling(fake: FakeTensorMode, *, force_channels_last: bool) -> Iterator[None]:
+    patches = {**_CONFIG, "force_layout_optimization": force_channels_last}
+    with V.set_fake_mode(fake), tracing(TracingContext(fake)), config.patch(patches), torch.no_grad():
+        yield
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -1,0 +1,33 @@
+"""Memory layouts that make native code faster: convolutions run best on channels-last tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from poptorch.executable import Program
+
+aten = torch.ops.aten
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def channels_last_strides(program: Program) -> dict[str, tuple[int, ...]]:
+    """New strides for the weights of convolutions and for everything that is updated together with them."""
+    weights = _convolution_weights(program)
+    strides: dict[str, tuple[int, ...]] = {}
+    for spec in program.state:
+        name = spec.name
+        if any(name == weight or name.endswith(f".{weight}") for weight in weights) and len(spec.shape) in _FORMATS:
+            like = torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+            strides[name] = tuple(like.to(memory_format=_FORMATS[len(spec.shape)]).stride())
+    return strides
+
+
+def _convolution_weights(program: Program) -> set[str]:
+    placeholders = dict(zip(program.graph.placeholders, program.signature.inputs, strict=True))
+    weights: set[str] = set()
+    for node in program.graph.ops.graph.nodes:
+        if node.target is aten.convolution.default:
+            owner = node.args[1]
+            if owner in placeholders:
+                weights.add(placeholders[owner].name)
+    return weights
