@@ -6,7 +6,7 @@ from poptorch._version import __version__
 from poptorch.annotations import identity_loss, isRunningOnIpu
 from poptorch.enums import OutputMode, ReductionType
 from poptorch.errors import Error, RecoverableError, UnrecoverableError
-from poptorch.ir.structure import ICustomArgParser
+from poptorch.ir.structure import ICustomArgParser, registerCustomArgParser
 from poptorch.model import PoplarExecutor, inferenceModel, trainingModel
 from poptorch.options import Options
 
@@ -28,6 +28,7 @@ __all__ = [
     "inferenceModel",
     "isRunningOnIpu",
     "logger",
+    "registerCustomArgParser",
     "setLogLevel",
     "trainingModel",
 ]

@@ -51,6 +51,10 @@ class GuardError(Error):
     """A batch contradicts a value that was frozen into the program when it was compiled."""
 
 
+class IndexRangeError(Error, IndexError):
+    """An integer of a batch indexes something that does not exist."""
+
+
 class OptimizerError(Error, AssertionError):
     """An optimiser, or one of its settings, cannot be compiled."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from poptorch.compiler.accumulate import drop_gradients, split_update
+from poptorch.compiler.bounds import index_checks
 from poptorch.compiler.passes import Observer, run_passes
 from poptorch.enums import OutputMode
 from poptorch.executable import Batching, Executable, Program
@@ -41,4 +42,4 @@ def lower(graph: StepGraph, result: Layout, settings: Settings, observe: Observe
         kept=plan.kept,
         sums=plan.output_mode is OutputMode.Sum,
     )
-    return Executable(Program(step), update, batching, result, settings.random_seed)
+    return Executable(Program(step), update, batching, result, index_checks(step), settings.random_seed)

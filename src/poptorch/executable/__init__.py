@@ -1,6 +1,7 @@
 """The finished program as a frozen, saveable value."""
 
+from poptorch.executable.checks import IndexCheck
 from poptorch.executable.executable import Batching, Executable
 from poptorch.executable.program import Program, in_place
 
-__all__ = ["Batching", "Executable", "Program", "in_place"]
+__all__ = ["Batching", "Executable", "IndexCheck", "Program", "in_place"]

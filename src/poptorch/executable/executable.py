@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from poptorch.executable.checks import IndexCheck
 from poptorch.executable.program import Program
 from poptorch.ir import InputSpec, OutputSpec
 from poptorch.ir.structure import Layout
@@ -32,6 +33,7 @@ class Executable:
     update: Program | None
     batching: Batching
     result: Layout
+    checks: tuple[IndexCheck, ...]
     random_seed: int | None
 
     @property

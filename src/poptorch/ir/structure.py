@@ -1,7 +1,7 @@
 """Nested Python values and their flat tensors: take apart, put together, compare.
 
 A `Layout` remembers the shape of a nested value with its tensors taken out; everything that is not a tensor or a known
-container is a constant of the layout. Types of the user join in through `register_type`.
+container is a constant of the layout. Types of the user join in through `registerCustomArgParser`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+
+from poptorch.errors import Error
 
 
 class ICustomArgParser(ABC):
@@ -46,6 +48,13 @@ class CustomTypes:
 
 
 CUSTOM_TYPES = CustomTypes()
+
+
+def registerCustomArgParser(arg_data_type: type, parser: ICustomArgParser | None) -> None:
+    """Let objects of a type be arguments and results of models; `None` takes the parser of a type away again."""
+    if parser is not None and not isinstance(parser, ICustomArgParser):
+        raise Error(f"a parser derives from poptorch.ICustomArgParser; {type(parser).__name__} does not.")
+    CUSTOM_TYPES.register(arg_data_type, parser)
 
 
 @dataclass(frozen=True)

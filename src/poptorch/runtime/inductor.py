@@ -6,7 +6,8 @@ to Inductor's code generator; nothing is traced a second time by dynamo or autog
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from poptorch.executable import Program, in_place
 from poptorch.runtime.engine import Call
 from poptorch.runtime.layout import channels_last_strides
 
+aten = torch.ops.aten
 _CONFIG: dict[str, Any] = {
     "size_asserts": False,
     "nan_asserts": False,
@@ -61,31 +63,50 @@ class InductorEngine:
                     fix="run on the eager engine: Options.engine('eager') or POPTORCH_ENGINE=eager",
                 )
             ) from error
-        return InductorKernel(compiled.current_callable, strides)  # pyright: ignore
+        return InductorKernel(_native_entry(compiled.current_callable), strides)
 
 
 @dataclass(frozen=True)
 class InductorKernel:
     """Native code that takes one list of tensors: the state, then the user's."""
 
-    function: Any
+    entry: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
     strides: Mapping[str, tuple[int, ...]]
 
     def bind(self, state: list[torch.Tensor]) -> Call:
         plain = [tensor.detach() for tensor in state]
-        function = self.function
+        entry = self.entry
 
         def call(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-            return function([*plain, *tensors])
+            return entry(plain + tensors)
 
         return call
+
+
+def _native_entry(compiled: Any) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+    """The compiled function without Inductor's Python wrapper around it, which looks at every argument in Python."""
+    native = inspect.getclosurevars(compiled).nonlocals.get("f") if inspect.isfunction(compiled) else None
+    if not inspect.isbuiltin(native) or "constants_tensor" in compiled.__code__.co_varnames:
+        return compiled  # not the wrapper we know, or one that adds tensors of its own
+    to_handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
+    to_tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+    return lambda tensors: to_tensors(native(to_handles(tensors)))
+
+
+class _AnyLayout(fx.Interpreter):
+    """Runs captured ops on inputs of another memory layout: a view that is no longer possible becomes a copy."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in (aten.view.default, aten._unsafe_view.default):
+            target = aten.reshape.default
+        return super().call_function(target, args, kwargs)
 
 
 def _decompose(ops: fx.GraphModule, inputs: list[torch.Tensor], fake: FakeTensorMode) -> fx.GraphModule:
     """The same ops in terms of those that Inductor generates code for, with the inputs' memory layouts."""
     with fake, fx_traceback.preserve_node_meta():
         return make_fx(
-            fx.Interpreter(ops).run, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True
+            _AnyLayout(ops).run, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True
         )(*inputs)
 
 

@@ -7,6 +7,7 @@ import torch
 from poptorch.executable import Program
 
 aten = torch.ops.aten
+_BOUND_TO_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -26,6 +27,8 @@ def _convolution_weights(program: Program) -> set[str]:
     placeholders = dict(zip(program.graph.placeholders, program.signature.inputs, strict=True))
     weights: set[str] = set()
     for node in program.graph.ops.graph.nodes:
+        if node.target in _BOUND_TO_STRIDES:
+            return set()
         if node.target is aten.convolution.default:
             owner = node.args[1]
             if owner in placeholders:

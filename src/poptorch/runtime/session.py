@@ -66,8 +66,15 @@ class Session:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run every micro-batch of a call and give the collected outputs."""
+        micro_batches = self._micro_batches(tensors)
+        for check in self._executable.checks:
+            for checked in (micro_batches if check.ops is not None else (tensors,)):
+                check.check(checked)
         with self.random.active(self._executable.step.draws_random_numbers):
-            outputs = self._run_fused(tensors) if self._update is None else self._run_split(tensors, self._update)
+            if self._update is None:
+                outputs = self._run_fused(micro_batches)
+            else:
+                outputs = self._run_split(micro_batches, self._update)
         return self._collect(outputs)
 
     def _micro_batches(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -79,12 +86,12 @@ class Session:
         parts = [tensor.split(tensor.shape[0] // count) for tensor in tensors]
         return [list(micro_batch) for micro_batch in zip(*parts, strict=True)]
 
-    def _run_fused(self, tensors: Sequence[torch.Tensor]) -> list[Sequence[torch.Tensor]]:
+    def _run_fused(self, micro_batches: list[list[torch.Tensor]]) -> list[Sequence[torch.Tensor]]:
         """One program per micro-batch: inference, or training in which every micro-batch is an update."""
         batching = self._executable.batching
         kept, outputs = frozenset(batching.kept), list[Sequence[torch.Tensor]]()
         guarded = bool(self._executable.step.guards)
-        for index, micro_batch in enumerate(self._micro_batches(tensors)):
+        for index, micro_batch in enumerate(micro_batches):
             replica = index % batching.replicas
             self.random.enter(replica)
             result = self._steps[replica](micro_batch)
@@ -94,12 +101,11 @@ class Session:
                 outputs.append(result)
         return outputs
 
-    def _run_split(self, tensors: Sequence[torch.Tensor], update: Call) -> list[Sequence[torch.Tensor]]:
+    def _run_split(self, micro_batches: list[list[torch.Tensor]], update: Call) -> list[Sequence[torch.Tensor]]:
         """Accumulate over the micro-batches of each update; nothing of an update that fails stays behind."""
         batching = self._executable.batching
         kept, outputs = frozenset(batching.kept), list[Sequence[torch.Tensor]]()
         guarded = bool(self._executable.step.guards)
-        micro_batches = self._micro_batches(tensors)
         for start in range(0, batching.micro_batches, batching.micro_batches_per_update):
             saved = [tensor.clone() for tensor in self._volatile]
             try:
