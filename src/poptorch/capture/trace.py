@@ -276,6 +276,8 @@ def _finish(
     pairs = list(zip(specs, placeholders, strict=True))
     written = {spec.name for spec in outputs if spec.role is OutputRole.NEW_VALUE}
     kept = [(s, n) for s, n in pairs if n.users or s.role is Role.USER_INPUT or s.name in written]
+    for _, node in set(pairs) - set(kept):
+        source.erase_node(node)
     constants = [node for node in source.nodes if node.op == "get_attr" and _is_tensor_attribute(traced, node)]
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

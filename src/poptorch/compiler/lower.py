@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from poptorch.compiler.accumulate import drop_gradients, split_update
 from poptorch.compiler.bounds import index_checks
+from poptorch.compiler.hoist import hoist_weight_ops
 from poptorch.compiler.passes import Observer, run_passes
 from poptorch.enums import OutputMode
 from poptorch.executable import Batching, Executable, Program
@@ -24,8 +25,13 @@ def lower(graph: StepGraph, result: Layout, settings: Settings, observe: Observe
     """
     plan = settings.batching
     update: Program | None = None
+    prepare: Program | None = None
     if not settings.training:
-        step = graph
+        step, prepare_graph = hoist_weight_ops(graph)
+        if prepare_graph is not None:
+            verify(prepare_graph)
+            observe("prepare", prepare_graph)
+            prepare = Program(prepare_graph)
     elif plan.micro_batches_per_update == 1 and not graph.guards:
         step = drop_gradients(graph)
     else:
@@ -42,4 +48,4 @@ def lower(graph: StepGraph, result: Layout, settings: Settings, observe: Observe
         kept=plan.kept,
         sums=plan.output_mode is OutputMode.Sum,
     )
-    return Executable(Program(step), update, batching, result, index_checks(step), settings.random_seed)
+    return Executable(Program(step), update, prepare, batching, result, index_checks(step), settings.random_seed)

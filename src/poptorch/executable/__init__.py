@@ -3,5 +3,6 @@
 from poptorch.executable.checks import IndexCheck
 from poptorch.executable.executable import Batching, Executable
 from poptorch.executable.program import Program, in_place
+from poptorch.ir import InputSpec, OutputRole, Role
 
-__all__ = ["Batching", "Executable", "IndexCheck", "Program", "in_place"]
+__all__ = ["Batching", "Executable", "IndexCheck", "InputSpec", "OutputRole", "Program", "Role", "in_place"]

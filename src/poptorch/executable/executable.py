@@ -27,10 +27,14 @@ class Batching:
 
 @dataclass(frozen=True)
 class Executable:
-    """What one call runs: `step` for every micro-batch and, if it is not part of the step, `update` after each group."""
+    """What one call runs: `step` for every micro-batch and, if it is not part of the step, `update` after each group.
+
+    `prepare` computes the DERIVED state of an inference step; it runs whenever weights are taken over.
+    """
 
     step: Program
     update: Program | None
+    prepare: Program | None
     batching: Batching
     result: Layout
     checks: tuple[IndexCheck, ...]
@@ -38,7 +42,7 @@ class Executable:
 
     @property
     def programs(self) -> tuple[Program, ...]:
-        return (self.step,) if self.update is None else (self.step, self.update)
+        return tuple(program for program in (self.step, self.update, self.prepare) if program is not None)
 
     @property
     def state(self) -> tuple[InputSpec, ...]:
@@ -47,6 +51,7 @@ class Executable:
 
     @property
     def outputs(self) -> tuple[OutputSpec, ...]:
+        """What the step returns: the user's outputs, then the guards if there are any."""
         return self.step.returned
 
     def __str__(self) -> str:

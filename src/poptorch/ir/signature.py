@@ -17,6 +17,7 @@ class Role(Enum):
     OPTIMIZER_STATE = "state"
     HYPER = "hyper"
     CONSTANT = "constant"
+    DERIVED = "derived"  # computed from parameters and buffers when they are taken over, for inference
     ACCUMULATOR = "accumulator"
     USER_INPUT = "input"
 

@@ -24,7 +24,7 @@ from poptorch.model.clock import Clock, clocks_of
 from poptorch.model.state import OwnedState, Snapshot
 from poptorch.optim import plan_groups
 from poptorch.options import Options, resolve
-from poptorch.runtime import Session, choose_engine
+from poptorch.runtime import EagerEngine, Session, choose_engine
 
 _NOT_COMPILED = "Model has not been compiled or has been destroyed. Call it, or call compile() with an example batch, first."
 _wrapped = WeakIdKeyDictionary()  # module → weak reference to the executor that trains it
@@ -104,8 +104,10 @@ class PoplarExecutor:
                 )
 
     def _refresh(self, state: Snapshot) -> None:
+        assert self._session is not None
         self._seen = [clock.time for clock in self._clocks]
         state.refresh()
+        self._session.bind(state.tensors())
 
     # ---- compiling
 
@@ -127,7 +129,8 @@ class PoplarExecutor:
             kernels = {}
             for program in executable.programs:
                 phase(f"Compiling the {program.name} program")
-                kernels[program.name] = self._engine.compile(program)
+                engine = self._engine if program is not executable.prepare else EagerEngine()  # it runs once
+                kernels[program.name] = engine.compile(program)
             phase("Loading")
             strides = {name: stride for kernel in kernels.values() for name, stride in kernel.strides.items()}
             self._state = self._own(captured, executable, strides)

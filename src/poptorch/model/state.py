@@ -101,19 +101,8 @@ class OwnedState:
 
     def _registered(self, spec: InputSpec) -> torch.Tensor:
         """A parameter or buffer where the module keeps it; a new memory layout is given to the object itself."""
-        prefix, _, attribute = spec.name.rpartition(".")
-        owner = self._module.get_submodule(prefix) if prefix else self._module
-        table = owner._parameters if spec.role is Role.PARAMETER else owner._buffers
-        tensor = table.get(attribute)
-        if tensor is None or tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
-            now = "missing" if tensor is None else f"{tensor.dtype} of shape {list(tensor.shape)}"
-            raise ArgumentError(
-                explain(
-                    f"{spec.role.value} {spec.name} is {now}, but the model was compiled with "
-                    f"{spec.dtype} of shape {list(spec.shape)}.",
-                    fix="restore it, or call destroy() and compile again",
-                )
-            )
+        tensor = registered_tensor(self._module, spec)
+        table, attribute = _table(self._module, spec)
         stride = self._strides.get(spec.name, spec.stride)
         if tensor.stride() != stride:
             tensor.data = _with_stride(tensor.detach(), stride)
@@ -150,45 +139,62 @@ class Snapshot:
 
     def __init__(self, module: nn.Module, specs: Iterable[InputSpec], strides: Strides) -> None:
         self._module = module
-        self._names = [spec.name for spec in specs if spec.role in (Role.PARAMETER, Role.BUFFER)]
+        self._specs = [spec for spec in specs if spec.role in (Role.PARAMETER, Role.BUFFER)]
+        self._originals = self._find()
         self._copies = {
             name: _with_stride(tensor.detach(), strides.get(name, tensor.stride()), always=True)
-            for name, tensor in self._sources().items()
+            for name, tensor in self._originals.items()
         }
-        self._versions = self.host_versions()
+        self._versions = self._host_versions()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return self._copies
 
-    def host_versions(self) -> list[int]:
-        """Counters that change when the host writes to a parameter or buffer."""
-        return [tensor._version for tensor in self._sources().values()]
-
     def is_current(self) -> bool:
-        return self._versions == self.host_versions()
+        """Whether the host has not written to a parameter or buffer since the copies were made."""
+        return self._versions == self._host_versions()
 
     def refresh(self) -> None:
         """Take the values that the module has now."""
-        sources = self._sources()
+        self._originals = self._find()
         for name, copy in self._copies.items():
-            copy.copy_(sources[name].detach())
-        self._versions = self.host_versions()
+            copy.copy_(self._originals[name].detach())
+        self._versions = self._host_versions()
 
     def write_back(self, names: Iterable[str]) -> None:
         """Give the module the values that the program has computed for its buffers."""
-        sources = self._sources()
         with torch.no_grad():
             for name in names:
-                sources[name].copy_(self._copies[name])
-        self._versions = self.host_versions()
+                self._originals[name].copy_(self._copies[name])
+        self._versions = self._host_versions()
 
-    def _sources(self) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
-        for name in self._names:
-            prefix, _, attribute = name.rpartition(".")
-            owner = self._module.get_submodule(prefix) if prefix else self._module
-            found[name] = getattr(owner, attribute)
-        return found
+    def _host_versions(self) -> list[int]:
+        return [tensor._version for tensor in self._originals.values()]
+
+    def _find(self) -> dict[str, torch.Tensor]:
+        return {spec.name: registered_tensor(self._module, spec) for spec in self._specs}
+
+
+def registered_tensor(module: nn.Module, spec: InputSpec) -> torch.Tensor:
+    """The parameter or buffer that a module keeps under a name, of the shape and type that was compiled."""
+    table, attribute = _table(module, spec)
+    tensor = table.get(attribute)
+    if tensor is None or tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
+        now = "missing" if tensor is None else f"{tensor.dtype} of shape {list(tensor.shape)}"
+        raise ArgumentError(
+            explain(
+                f"{spec.role.value} {spec.name} is {now}, but the model was compiled with "
+                f"{spec.dtype} of shape {list(spec.shape)}.",
+                fix="restore it, or call destroy() and compile again",
+            )
+        )
+    return tensor
+
+
+def _table(module: nn.Module, spec: InputSpec) -> tuple[Any, str]:
+    prefix, _, attribute = spec.name.rpartition(".")
+    owner = module.get_submodule(prefix) if prefix else module
+    return (owner._parameters if spec.role is Role.PARAMETER else owner._buffers), attribute
 
 
 def _with_stride(tensor: torch.Tensor, stride: tuple[int, ...], *, always: bool = False) -> torch.Tensor:

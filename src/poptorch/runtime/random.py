@@ -17,11 +17,8 @@ class RandomStreams:
         self._active: int | None = None
 
     @contextmanager
-    def active(self, needed: bool) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Let programs draw from these streams; the host's generator is untouched afterwards."""
-        if not needed:
-            yield
-            return
         host = torch.get_rng_state()
         self._active = 0
         torch.set_rng_state(self._states[0])

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from poptorch.errors import GuardError, explain
-from poptorch.executable import Executable, Program
+from poptorch.executable import Executable, InputSpec, OutputRole, Program, Role
 from poptorch.runtime.engine import Call, Kernel
 from poptorch.runtime.random import RandomStreams
 
@@ -22,9 +22,10 @@ class Session:
     def __init__(self, executable: Executable, kernels: Mapping[str, Kernel], state: Mapping[str, torch.Tensor]) -> None:
         self._executable = executable
         self._kernels = kernels
+        self._kept = frozenset(executable.batching.kept)
+        self._is_guarded = bool(executable.step.guards)
+        self._outputs = [spec for spec in executable.outputs if spec.role is OutputRole.USER_OUTPUT]
         self.random = RandomStreams(executable.random_seed, executable.batching.replicas)
-        self._replicas: list[dict[str, torch.Tensor]] = []
-        self._accumulators: list[torch.Tensor] = []
         self.bind(state)
 
     @property
@@ -33,54 +34,56 @@ class Session:
 
     def bind(self, state: Mapping[str, torch.Tensor]) -> None:
         """Work on these tensors from now on; accumulators start at zero, replicas get copies of changing buffers."""
-        executable = self._executable
-        step, update = executable.step, executable.update
+        step, update = self._executable.step, self._executable.update
         accumulators = {
-            spec.name: torch.zeros(spec.shape, dtype=spec.dtype).as_strided(spec.shape, self._stride(spec))
-            for program in executable.programs
-            for spec in program.state
-            if spec.role.value == "accumulator"
+            spec.name: torch.empty_strided(spec.shape, self._stride(spec), dtype=spec.dtype).zero_()
+            for spec in step.state
+            if spec.role is Role.ACCUMULATOR
         }
+        first = {**step.constants, **state, **accumulators, **self._derived(state)}
+        changing = [name for name in step.written_state if name not in accumulators]
+        others = range(self._executable.batching.replicas - 1)
+        replicas = [first, *({**first, **{n: first[n].detach().clone() for n in changing}} for _ in others)]
+        self._steps: list[Call] = [self._bind(step, replica) for replica in replicas]
+        self._update: Call | None = None if update is None else self._bind(update, first)
         self._accumulators = list(accumulators.values())
-        shared = {**step.constants, **state, **accumulators}
-        private = [name for name in step.written_state if name not in accumulators] if update is not None else []
-        self._replicas = [shared]
-        for _ in range(executable.batching.replicas - 1):
-            self._replicas.append({**shared, **{name: shared[name].detach().clone() for name in private}})
-        if update is None and executable.batching.replicas > 1:  # inference: every replica has its own buffers
-            for replica in self._replicas[1:]:
-                replica.update({name: shared[name].detach().clone() for name in step.written_state})
-        self._steps: list[Call] = [self._bind(step, replica) for replica in self._replicas]
-        self._update: Call | None = None if update is None else self._bind(update, shared)
-        self._volatile = [r[name].detach() for r in self._replicas for name in private]
+        self._volatile = [] if update is None else [replica[n].detach() for replica in replicas for n in changing]
 
-    def _stride(self, spec: object) -> tuple[int, ...]:
-        name: str = spec.name  # pyright: ignore
-        for kernel in self._kernels.values():
-            if name in kernel.strides:
-                return kernel.strides[name]
-        return spec.stride  # pyright: ignore
+    def _derived(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What an inference step wants computed from the weights before it runs."""
+        prepare = self._executable.prepare
+        if prepare is None:
+            return {}
+        results = self._bind(prepare, state)([])
+        specs = {spec.name: spec for spec in self._executable.step.state}
+        named = zip((spec.name for spec in prepare.returned), results, strict=True)
+        return {name: _with_stride(tensor, self._stride(specs[name])) for name, tensor in named}
+
+    def _stride(self, spec: InputSpec) -> tuple[int, ...]:
+        wanted = [kernel.strides[spec.name] for kernel in self._kernels.values() if spec.name in kernel.strides]
+        return wanted[0] if wanted else spec.stride
 
     def _bind(self, program: Program, state: Mapping[str, torch.Tensor]) -> Call:
         return self._kernels[program.name].bind([state[spec.name] for spec in program.state])
 
-    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run every micro-batch of a call and give the collected outputs."""
         micro_batches = self._micro_batches(tensors)
         for check in self._executable.checks:
-            for checked in (micro_batches if check.ops is not None else (tensors,)):
+            for checked in micro_batches if check.ops is not None else (tensors,):
                 check.check(checked)
-        with self.random.active(self._executable.step.draws_random_numbers):
-            if self._update is None:
-                outputs = self._run_fused(micro_batches)
-            else:
-                outputs = self._run_split(micro_batches, self._update)
-        return self._collect(outputs)
+        if not self._executable.step.draws_random_numbers:
+            return self._collect(self._run(micro_batches))
+        with self.random.active():
+            return self._collect(self._run(micro_batches))
 
-    def _micro_batches(self, tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    def _run(self, micro_batches: list[list[torch.Tensor]]) -> list[Sequence[torch.Tensor]]:
+        return self._run_fused(micro_batches) if self._update is None else self._run_split(micro_batches, self._update)
+
+    def _micro_batches(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         count = self._executable.batching.micro_batches
         if count == 1:
-            return [list(tensors)]
+            return [tensors]
         if not tensors:
             return [[] for _ in range(count)]
         parts = [tensor.split(tensor.shape[0] // count) for tensor in tensors]
@@ -88,24 +91,21 @@ class Session:
 
     def _run_fused(self, micro_batches: list[list[torch.Tensor]]) -> list[Sequence[torch.Tensor]]:
         """One program per micro-batch: inference, or training in which every micro-batch is an update."""
-        batching = self._executable.batching
-        kept, outputs = frozenset(batching.kept), list[Sequence[torch.Tensor]]()
-        guarded = bool(self._executable.step.guards)
+        replicas, outputs = len(self._steps), list[Sequence[torch.Tensor]]()
         for index, micro_batch in enumerate(micro_batches):
-            replica = index % batching.replicas
+            replica = index % replicas
             self.random.enter(replica)
             result = self._steps[replica](micro_batch)
-            if guarded:
+            if self._is_guarded:
                 self._check_guards(result[-1], index)
-            if index in kept:
+            if index in self._kept:
                 outputs.append(result)
         return outputs
 
     def _run_split(self, micro_batches: list[list[torch.Tensor]], update: Call) -> list[Sequence[torch.Tensor]]:
         """Accumulate over the micro-batches of each update; nothing of an update that fails stays behind."""
         batching = self._executable.batching
-        kept, outputs = frozenset(batching.kept), list[Sequence[torch.Tensor]]()
-        guarded = bool(self._executable.step.guards)
+        outputs = list[Sequence[torch.Tensor]]()
         for start in range(0, batching.micro_batches, batching.micro_batches_per_update):
             saved = [tensor.clone() for tensor in self._volatile]
             try:
@@ -113,9 +113,9 @@ class Session:
                     replica = index % batching.replicas
                     self.random.enter(replica)
                     result = self._steps[replica](micro_batches[index])
-                    if guarded:
+                    if self._is_guarded:
                         self._check_guards(result[-1], index)
-                    if index in kept:
+                    if index in self._kept:
                         outputs.append(result)
             except BaseException:
                 torch._foreach_zero_(self._accumulators)
@@ -141,19 +141,20 @@ class Session:
 
     def _collect(self, outputs: list[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """Join what the micro-batches returned, as the output mode asks for."""
-        executable = self._executable
-        specs = [spec for spec in executable.outputs if spec.role.value == "output"]
-        if not specs:
-            return []
-        if executable.batching.sums:
-            replicas = executable.batching.replicas
-            outputs = [_sum(outputs[r::replicas], len(specs)) for r in range(replicas)]
+        count = len(self._outputs)
+        if self._executable.batching.sums:
+            replicas = len(self._steps)
+            outputs = [_sum(outputs[replica::replicas], count) for replica in range(replicas)]
         if len(outputs) == 1:
-            return list(outputs[0][: len(specs)])
+            return list(outputs[0][:count])
         return [
             _join([result[i] for result in outputs]) if spec.batched else outputs[-1][i]
-            for i, spec in enumerate(specs)
+            for i, spec in enumerate(self._outputs)
         ]
+
+
+def _with_stride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    return tensor if tensor.stride() == stride else torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
 
 
 def _sum(outputs: Sequence[Sequence[torch.Tensor]], count: int) -> list[torch.Tensor]:

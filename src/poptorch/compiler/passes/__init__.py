@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from poptorch.compiler.passes.canonicalize import canonicalize
 from poptorch.compiler.passes.dead import remove_dead_ops
+from poptorch.compiler.passes.fold_norm import fold_batch_norm
 from poptorch.ir import StepGraph, verify
 from poptorch.options import Settings
 
 Pass = Callable[[StepGraph, Settings], StepGraph]
 Observer = Callable[[str, StepGraph], None]
 
-PASSES: tuple[Pass, ...] = (canonicalize, remove_dead_ops)
+PASSES: tuple[Pass, ...] = (canonicalize, fold_batch_norm, remove_dead_ops)
 
 
 def run_passes(graph: StepGraph, settings: Settings, observe: Observer) -> StepGraph:

@@ -1,0 +1,76 @@
+"""Fold batch normalisation with fixed statistics into the convolution before it.
+
+In:    an inference StepGraph.
+Out:   the same graph in which a convolution followed only by an evaluation-mode batch norm has scaled weights and a
+       shifted bias instead; the arithmetic on weights is hoisted later, so it runs once and not for every batch.
+Keeps: every value up to rounding, the signature.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from poptorch.ir import Note, Phase, StepGraph, annotation, value_of
+from poptorch.options import Settings
+
+aten = torch.ops.aten
+_NORM = aten._native_batch_norm_legit_no_training.default
+
+
+def fold_batch_norm(graph: StepGraph, settings: Settings) -> StepGraph:
+    """Scale the convolution's weights instead of its results."""
+    if settings.training or not any(node.target is _NORM for node in graph.ops.graph.nodes):
+        return graph
+    ops = graph.copy_ops()
+    for node in list(ops.graph.nodes):
+        if node.target is _NORM and _can_fold(node):
+            _fold(ops.graph, node)
+    ops.graph.eliminate_dead_code()
+    return replace(graph, ops=ops)
+
+
+def _can_fold(norm: fx.Node) -> bool:
+    convolution: Any = norm.args[0]
+    if convolution.target is not aten.convolution.default or len(convolution.users) != 1:
+        return False
+    is_transposed = convolution.args[6]
+    state = [arg for arg in (*convolution.args[1:3], *norm.args[1:5]) if arg is not None]
+    only_first_result = all(user.target is operator.getitem and user.args[1] == 0 for user in norm.users)
+    return not is_transposed and only_first_result and all(_is_unbatched(arg) for arg in state)
+
+
+def _is_unbatched(node: Any) -> bool:
+    """Whether a value comes from state alone; only inputs themselves are looked at, which is what layers use."""
+    return isinstance(node, fx.Node) and node.op == "placeholder" and value_of(node).dtype.is_floating_point
+
+
+def _fold(graph: fx.Graph, norm: fx.Node) -> None:
+    convolution: Any = norm.args[0]
+    weight, bias = convolution.args[1], convolution.args[2]
+    gamma, beta, mean, variance, _, epsilon = norm.args[1:7]
+
+    def call(target: Any, *args: Any) -> fx.Node:
+        node = graph.call_function(target, args)
+        values = [value_of(arg) if isinstance(arg, fx.Node) else arg for arg in args]
+        with value_of(convolution).fake_mode if hasattr(value_of(convolution), "fake_mode") else torch.no_grad():
+            node.meta = {"val": target(*values), "custom": annotation(Note(Phase.FORWARD))}
+        return node
+
+    with graph.inserting_before(convolution):
+        scale = call(aten.rsqrt.default, call(aten.add.Scalar, variance, epsilon))
+        if gamma is not None:
+            scale = call(aten.mul.Tensor, scale, gamma)
+        shape = [-1] + [1] * (value_of(weight).dim() - 1)
+        scaled = call(aten.mul.Tensor, weight, call(aten.view.default, scale, shape))
+        shifted = call(aten.neg.default, mean) if bias is None else call(aten.sub.Tensor, bias, mean)
+        shift = call(aten.mul.Tensor, shifted, scale)
+        if beta is not None:
+            shift = call(aten.add.Tensor, shift, beta)
+    convolution.args = (convolution.args[0], scaled, shift, *convolution.args[3:])
+    for user in list(norm.users):
+        user.replace_all_uses_with(convolution)
