@@ -11,7 +11,6 @@ from poptorch.model import PoplarExecutor, inferenceModel, trainingModel
 from poptorch.options import Options
 
 
-
 _logging.configure()
 
 __all__ = [

@@ -16,10 +16,11 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from poptorch._logging import logger
-from poptorch.capture.proxies import ancestors, node_of
+from poptorch.capture.proxies import node_of
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, LossError, explain
 from poptorch.ir import SourceLine
+from poptorch.ir.ops import ancestors
 
 BUILT_IN: frozenset[Callable[..., Any]] = frozenset(
     {

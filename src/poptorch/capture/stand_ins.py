@@ -85,7 +85,9 @@ def _put(place: Place, tensor: torch.Tensor, scripted: bool) -> None:
         place.owner._buffers[place.attribute] = tensor
 
 
-def read_back(module: nn.Module, expected: Mapping[str, torch.Tensor], buffers: frozenset[str]) -> dict[str, torch.Tensor]:
+def read_back(
+    module: nn.Module, expected: Mapping[str, torch.Tensor], buffers: frozenset[str]
+) -> dict[str, torch.Tensor]:
     """The tensors that are registered under the given names now; buffers may have been re-assigned, parameters not."""
     now: dict[str, torch.Tensor] = {}
     for name, stand_in in expected.items():

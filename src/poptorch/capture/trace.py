@@ -23,12 +23,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from poptorch._logging import logger
 from poptorch.capture.context import capturing
 from poptorch.capture.losses import LossMarks, choose_loss
-from poptorch.capture.proxies import base_of, depends_on_inputs, is_random, node_of
+from poptorch.capture.proxies import depends_on_inputs, node_of
 from poptorch.capture.source import current_user_line, raising_user_line
 from poptorch.capture.stand_ins import named_state, places, read_back, stand_ins
 from poptorch.capture.watch import ValuesNeeded, Watch
 from poptorch.errors import CompileError, Error, explain
 from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph
+from poptorch.ir.ops import is_random, memory_owner
 from poptorch.ir.structure import Constant, Layout, Leaf, flatten, map_leaves, rebuild
 
 NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32}
@@ -201,7 +202,7 @@ class _Trace:
         for index, value in enumerate(outputs):
             node = node_of(value)
             assert node is not None
-            owner = base_of(node)
+            owner = memory_owner(node)
             if owner.op == "placeholder" or owner in written or node in written:
                 value = value.clone()  # a result must not change when the state it shows does
             self.outputs.append(OutputSpec(f"output{index}", OutputRole.USER_OUTPUT, batched=depends_on_inputs(node)))
@@ -311,7 +312,16 @@ def _is_tensor_attribute(module: nn.Module, node: fx.Node) -> bool:
     return isinstance(getattr(module, str(node.target), None), torch.Tensor)
 
 
-_TRACING_WORDS = ("FunctionalTensor", "FakeTensor", "ProxyTorchDispatchMode", "fake tensor", "tracing tensor", "ConstantFunctional", "functionalization", "symbolic")
+_TRACING_WORDS = (
+    "FunctionalTensor",
+    "FakeTensor",
+    "ProxyTorchDispatchMode",
+    "fake tensor",
+    "tracing tensor",
+    "ConstantFunctional",
+    "functionalization",
+    "symbolic",
+)
 
 
 def _is_tracing_failure(error: BaseException) -> bool:

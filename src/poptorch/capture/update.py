@@ -160,4 +160,3 @@ def _trace_update(
 
 def _fake(spec: InputSpec) -> torch.Tensor:
     return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
-

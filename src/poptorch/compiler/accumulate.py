@@ -88,9 +88,7 @@ class _Builder:
         return replace(origin, name=name, ops=fx.GraphModule(nn.Module(), self.graph), signature=signature)
 
 
-def _micro_step(
-    graph: StepGraph, gradients: dict[str, fx.Node], accumulators: dict[str, InputSpec]
-) -> StepGraph:
+def _micro_step(graph: StepGraph, gradients: dict[str, fx.Node], accumulators: dict[str, InputSpec]) -> StepGraph:
     builder = _Builder()
     copies: dict[fx.Node, fx.Node] = {}
     totals: dict[str, fx.Node] = {}
@@ -126,7 +124,8 @@ def _used_outside_update(graph: StepGraph) -> set[fx.Node]:
     return {
         node
         for spec, node in pairs
-        if spec.name in written or any(not _is_update(user) and user.op == "call_function" for user in node.users)
+        if spec.name in written
+        or any(not _is_update(user) and user.op == "call_function" for user in node.users)
         or any(node is result for s, result in _outputs(graph) if s.role is OutputRole.USER_OUTPUT)
     }
 
@@ -156,9 +155,7 @@ def _update(
         if _is_update(node):
             copies[node] = builder.graph.node_copy(node, lambda n: copies[n])
     builder.outputs = [
-        (spec, copies[node])
-        for spec, node in _outputs(graph)
-        if spec.role is OutputRole.NEW_VALUE and _is_update(node)
+        (spec, copies[node]) for spec, node in _outputs(graph) if spec.role is OutputRole.NEW_VALUE and _is_update(node)
     ]
     for name, spec in accumulators.items():
         zero = builder.call(Phase.UPDATE, aten.mul.Tensor, totals[name], 0.0, like=gradients[name])

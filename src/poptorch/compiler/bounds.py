@@ -6,7 +6,7 @@ that depends on weights or random numbers cannot be checked early; PyTorch's own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from poptorch.executable import IndexCheck
 from poptorch.ir import Role, StepGraph, note_of, value_of
+from poptorch.ir.ops import ancestors, is_random
 
 aten = torch.ops.aten
 _LONGEST_COMPUTATION = 32  # ops between the inputs and an index that are worth running a second time
@@ -59,7 +60,9 @@ _LISTS = {aten.index.Tensor: 1, aten.index_put.default: 1, aten._unsafe_index.Te
 
 def index_checks(graph: StepGraph) -> tuple[IndexCheck, ...]:
     """One check per integer input (or per short computation on inputs) that indexes something."""
-    state = {n for s, n in zip(graph.signature.inputs, graph.placeholders, strict=True) if s.role is not Role.USER_INPUT}
+    state = {
+        n for s, n in zip(graph.signature.inputs, graph.placeholders, strict=True) if s.role is not Role.USER_INPUT
+    }
     inputs = [n for s, n in zip(graph.signature.inputs, graph.placeholders, strict=True) if s.role is Role.USER_INPUT]
     checks: dict[Any, IndexCheck] = {}
     for node in graph.ops.graph.nodes:
@@ -70,7 +73,7 @@ def index_checks(graph: StepGraph) -> tuple[IndexCheck, ...]:
                 ops = _computation(graph, index, state)
                 if ops is None:
                     continue
-                source = next((n for n in _closure(index) if n in inputs), None)
+                source = next((n for n in inputs if n in ancestors([index])), None)
             if source is None or value_of(index).dtype.is_floating_point:
                 continue
             key = (source if ops is None else index, size, wraps, ignored)
@@ -120,23 +123,9 @@ def _same_elements(node: fx.Node) -> fx.Node:
     return node
 
 
-def _closure(node: fx.Node) -> list[fx.Node]:
-    found: dict[fx.Node, None] = {}
-    pending = [node]
-    while pending:
-        current = pending.pop()
-        if current not in found:
-            found[current] = None
-            pending.extend(current.all_input_nodes)
-    return list(found)
-
-
 def _computation(graph: StepGraph, index: fx.Node, state: set[fx.Node]) -> fx.GraphModule | None:
     """A graph from the user's inputs to one index, if it is short and needs nothing else."""
-    needed = set(_closure(index))
-    is_random: Callable[[fx.Node], bool] = lambda n: (  # noqa: E731
-        isinstance(n.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in n.target.tags
-    )
+    needed = ancestors([index])
     if len(needed) > _LONGEST_COMPUTATION or needed & state or any(map(is_random, needed)):
         return None
     ops = fx.Graph()

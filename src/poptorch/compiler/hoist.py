@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import fx, nn
 
 from poptorch.ir import InputSpec, OutputRole, OutputSpec, Role, Signature, StepGraph, value_of
+from poptorch.ir.ops import ancestors, is_random, is_view
 
 _FIXED = (Role.PARAMETER, Role.BUFFER)
 
@@ -32,35 +32,25 @@ def _weight_only(graph: StepGraph, fixed: set[fx.Node]) -> set[fx.Node]:
     """The ops that depend on fixed weights and on nothing else that can change."""
     found: set[fx.Node] = set()
     for node in graph.ops.graph.nodes:
-        target = node.target
-        if node.op != "call_function":
-            continue
         inputs = node.all_input_nodes
-        random = isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
-        if inputs and not random and all(n in fixed or n in found for n in inputs):
+        if node.op == "call_function" and inputs and not is_random(node) and found.union(fixed).issuperset(inputs):
             found.add(node)
     return found
 
 
 def _is_worth_keeping(node: fx.Node, weight_only: set[fx.Node]) -> bool:
     """Whether the step needs this value in memory: it computes something, and somebody outside (or a view) uses it."""
-    return not _is_view(node) and any(user not in weight_only or _leads_out(user, weight_only) for user in node.users)
+    return not is_view(node) and any(user not in weight_only or _leads_out(user, weight_only) for user in node.users)
 
 
 def _leads_out(node: fx.Node, weight_only: set[fx.Node]) -> bool:
     """Whether a view of a weight-only value is used by the step."""
-    return _is_view(node) and any(user not in weight_only or _leads_out(user, weight_only) for user in node.users)
+    return is_view(node) and any(user not in weight_only or _leads_out(user, weight_only) for user in node.users)
 
 
-def _is_view(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-
-
-def _step(
-    graph: StepGraph, pairs: list[tuple[InputSpec, fx.Node]], derived: dict[fx.Node, InputSpec]
-) -> StepGraph:
+def _step(graph: StepGraph, pairs: list[tuple[InputSpec, fx.Node]], derived: dict[fx.Node, InputSpec]) -> StepGraph:
     ops, copies, inputs = fx.Graph(), dict[fx.Node, fx.Node](), list[InputSpec]()
-    needed = _needed(graph.results, stop=set(derived))
+    needed = ancestors(graph.results, stop=derived)
     state = [(spec, node) for spec, node in pairs if spec.role is not Role.USER_INPUT and node in needed]
     user = [(spec, node) for spec, node in pairs if spec.role is Role.USER_INPUT]
     for spec, node in (*state, *((spec, node) for node, spec in derived.items()), *user):
@@ -80,7 +70,7 @@ def _preparation(
     graph: StepGraph, pairs: list[tuple[InputSpec, fx.Node]], derived: dict[fx.Node, InputSpec]
 ) -> StepGraph:
     ops, copies, inputs = fx.Graph(), dict[fx.Node, fx.Node](), list[InputSpec]()
-    needed = _needed(list(derived), stop=set())
+    needed = ancestors(derived)
     for spec, node in pairs:
         if node in needed:
             copies[node] = ops.placeholder(f"in{len(inputs)}")
@@ -94,14 +84,3 @@ def _preparation(
     signature = Signature(tuple(inputs), outputs)
     module = fx.GraphModule(nn.Module(), ops)
     return StepGraph("prepare", module, signature)
-
-
-def _needed(results: list[fx.Node], stop: set[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    pending = list(results)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending.extend([] if node in stop else node.all_input_nodes)
-    return found

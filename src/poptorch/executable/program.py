@@ -90,5 +90,3 @@ def in_place(ops: fx.GraphModule, written_positions: tuple[int, ...]) -> fx.Grap
     output.args = (tuple(results[:count]),)
     ops.recompile()
     return ops
-
-

@@ -125,7 +125,9 @@ def flatten_like(layout: Layout, value: Any) -> list[torch.Tensor]:
     if isinstance(layout, Leaf):
         return [value]
     if isinstance(layout, Node):
-        return [t for key, child in zip(layout.keys, layout.children, strict=True) for t in flatten_like(child, value[key])]
+        return [
+            t for key, child in zip(layout.keys, layout.children, strict=True) for t in flatten_like(child, value[key])
+        ]
     if isinstance(layout, Custom):
         parser = CUSTOM_TYPES.find(value)
         return list(parser.yieldTensors(value)) if parser is not None else []

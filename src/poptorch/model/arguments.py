@@ -48,10 +48,14 @@ class ArgumentBinder:
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if len(args) > len(self._positional) and not self._takes_many:
-            raise ArgumentBindingError(f"{len(args)} positional arguments given, but forward{self} takes {len(self._positional)}.")
+            raise ArgumentBindingError(
+                f"{len(args)} positional arguments given, but forward{self} takes {len(self._positional)}."
+            )
         twice = [p.name for p in self._positional[: len(args)] if p.name in kwargs and p.kind is not p.POSITIONAL_ONLY]
         if twice:
-            raise ArgumentBindingError(f"argument {', '.join(twice)} is given by position and by keyword to forward{self}.")
+            raise ArgumentBindingError(
+                f"argument {', '.join(twice)} is given by position and by keyword to forward{self}."
+            )
         known = {p.name for p in self._parameters}
         unknown = [name for name in kwargs if name not in known]
         if unknown and not any(p.kind is _ANY_KEY for p in self._parameters):
@@ -84,9 +88,13 @@ class CallSpec:
         layout = cast("Node", layout)
         names = binder.names(len(args))
         args_layout, kwargs_layout = cast("Node", layout.children[0]), cast("Node", layout.children[1])
-        tensor_names = [n for name, child in zip(names, args_layout.children, strict=True) for n in leaf_names(child, name)]
+        tensor_names = [
+            n for name, child in zip(names, args_layout.children, strict=True) for n in leaf_names(child, name)
+        ]
         tensor_names += [
-            n for key, child in zip(kwargs_layout.keys, kwargs_layout.children, strict=True) for n in leaf_names(child, key)
+            n
+            for key, child in zip(kwargs_layout.keys, kwargs_layout.children, strict=True)
+            for n in leaf_names(child, key)
         ]
         for name, tensor in zip(tensor_names, tensors, strict=True):
             _check_supported(name, tensor)
@@ -167,7 +175,9 @@ def prepare(tensors: Sequence[torch.Tensor], warned: set[str]) -> list[torch.Ten
     prepared: list[torch.Tensor] = []
     for tensor in tensors:
         if tensor.requires_grad:
-            _warn_once(warned, "an input requires a gradient: it is detached, because a compiled step trains parameters only.")
+            _warn_once(
+                warned, "an input requires a gradient: it is detached, because a compiled step trains parameters only."
+            )
             tensor = tensor.detach()
         if not tensor.is_contiguous():
             _warn_once(warned, "an input is not contiguous: a contiguous copy of it is used in every call.")

@@ -21,5 +21,5 @@ _CLOCKS = WeakIdKeyDictionary()  # parameter → its clock, for as long as the p
 def clocks_of(parameters: Iterable[torch.Tensor]) -> list[Clock]:
     """The distinct clocks of some parameters; those that have none yet get a common new one."""
     fresh = Clock()
-    found = [_CLOCKS.setdefault(parameter, fresh) for parameter in parameters]
+    found: list[Clock] = [_CLOCKS.setdefault(parameter, fresh) for parameter in parameters]  # pyright: ignore
     return list(dict.fromkeys(found))

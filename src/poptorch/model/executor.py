@@ -26,7 +26,9 @@ from poptorch.optim import plan_groups
 from poptorch.options import Options, resolve
 from poptorch.runtime import EagerEngine, Session, choose_engine
 
-_NOT_COMPILED = "Model has not been compiled or has been destroyed. Call it, or call compile() with an example batch, first."
+_NOT_COMPILED = (
+    "Model has not been compiled or has been destroyed. Call it, or call compile() with an example batch, first."
+)
 _wrapped = WeakIdKeyDictionary()  # module → weak reference to the executor that trains it
 
 
@@ -46,7 +48,9 @@ class PoplarExecutor:
         self._options = options
         self._settings = resolve(options, training=training)
         self._engine = choose_engine(options._values["engine"])
-        self._binder = ArgumentBinder(type(model).forward.__get__(model) if "forward" not in vars(model) else model.forward)
+        self._binder = ArgumentBinder(
+            type(model).forward.__get__(model) if "forward" not in vars(model) else model.forward
+        )
         self._optimizer: torch.optim.Optimizer | None = None
         self._plans = ()
         self._warned: set[str] = set()
@@ -114,7 +118,9 @@ class PoplarExecutor:
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running; the weights do not change."""
         if self._session is not None:
-            logger.warning("compile() is ignored: the model is already compiled. Call destroy() first to compile again.")
+            logger.warning(
+                "compile() is ignored: the model is already compiled. Call destroy() first to compile again."
+            )
             return
         self._compile(*self._binder.bind(args, kwargs))
 
@@ -140,7 +146,12 @@ class PoplarExecutor:
         parameters = [parameter for _, parameter in self._traced.named_parameters()]
         self._clocks = clocks_of(parameters)
         self._seen = [clock.time for clock in self._clocks]
-        logger.info("compiled a %s model for %s emulated IPU(s) on the %s engine", label, self._settings.batching.replicas, self._engine.name)
+        logger.info(
+            "compiled a %s model for %s emulated IPU(s) on the %s engine",
+            label,
+            self._settings.batching.replicas,
+            self._engine.name,
+        )
 
     def _capture(self, call: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
         plan = self._settings.batching
@@ -155,7 +166,9 @@ class PoplarExecutor:
             return capture_training(self._traced, example, self._plans)
         return capture_inference(self._traced, example)
 
-    def _own(self, captured: Captured, executable: Executable, strides: dict[str, tuple[int, ...]]) -> OwnedState | Snapshot:
+    def _own(
+        self, captured: Captured, executable: Executable, strides: dict[str, tuple[int, ...]]
+    ) -> OwnedState | Snapshot:
         if self._training:
             assert self._optimizer is not None
             return OwnedState(self._traced, self._optimizer, captured.groups, executable.state, strides)
@@ -292,7 +305,9 @@ def _refuse_backward(*args: Any, **kwargs: Any) -> None:
 
 
 def _warn_about_64_bit(call: CallSpec, warned: set[str]) -> None:
-    wide = [f"{n} ({d})" for n, d in zip(call.tensor_names, call.dtypes, strict=True) if d in (torch.int64, torch.float64)]
+    wide = [
+        f"{n} ({d})" for n, d in zip(call.tensor_names, call.dtypes, strict=True) if d in (torch.int64, torch.float64)
+    ]
     if wide:
         logger.info("64-bit tensors become 32-bit on the device: %s. Results have 32-bit types.", ", ".join(wide))
 
@@ -300,7 +315,13 @@ def _warn_about_64_bit(call: CallSpec, warned: set[str]) -> None:
 @contextmanager
 def _progress(show: bool) -> Iterator[Any]:
     """A bar that names the phases of a compilation; silent if standard error is not a terminal."""
-    with tqdm(desc="Graph compilation", total=None, disable=None if show else True, leave=False, bar_format="{desc} [{elapsed}]") as bar:
+    with tqdm(
+        desc="Graph compilation",
+        total=None,
+        disable=None if show else True,
+        leave=False,
+        bar_format="{desc} [{elapsed}]",
+    ) as bar:
 
         def phase(name: str) -> None:
             logger.debug("%s", name)

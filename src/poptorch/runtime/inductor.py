@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C import _aoti
 from torch._guards import TracingContext, tracing
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
@@ -53,9 +54,7 @@ class InductorEngine:
         try:
             with _compiling(fake, force_channels_last=bool(strides)):
                 ops = in_place(_decompose(program.functional_ops(), inputs, fake), program.written_positions)
-                compiled = compile_fx_inner(
-                    ops, inputs, static_input_idxs=range(len(program.state)), cpp_wrapper=True
-                )
+                compiled = compile_fx_inner(ops, inputs, static_input_idxs=range(len(program.state)), cpp_wrapper=True)
         except Exception as error:
             raise EngineError(
                 explain(
@@ -63,7 +62,7 @@ class InductorEngine:
                     fix="run on the eager engine: Options.engine('eager') or POPTORCH_ENGINE=eager",
                 )
             ) from error
-        return InductorKernel(_native_entry(compiled.current_callable), strides)
+        return InductorKernel(_native_entry(compiled.current_callable), strides)  # pyright: ignore
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,8 @@ def _native_entry(compiled: Any) -> Callable[[list[torch.Tensor]], Sequence[torc
     native = inspect.getclosurevars(compiled).nonlocals.get("f") if inspect.isfunction(compiled) else None
     if not inspect.isbuiltin(native) or "constants_tensor" in compiled.__code__.co_varnames:
         return compiled  # not the wrapper we know, or one that adds tensors of its own
-    to_handles = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
-    to_tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
+    to_handles = _aoti.unsafe_alloc_void_ptrs_from_tensors
+    to_tensors = _aoti.alloc_tensors_by_stealing_from_void_ptrs
     return lambda tensors: to_tensors(native(to_handles(tensors)))
 
 
@@ -105,9 +104,9 @@ class _AnyLayout(fx.Interpreter):
 def _decompose(ops: fx.GraphModule, inputs: list[torch.Tensor], fake: FakeTensorMode) -> fx.GraphModule:
     """The same ops in terms of those that Inductor generates code for, with the inputs' memory layouts."""
     with fake, fx_traceback.preserve_node_meta():
-        return make_fx(
-            _AnyLayout(ops).run, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True
-        )(*inputs)
+        return make_fx(_AnyLayout(ops).run, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True)(
+            *inputs
+        )
 
 
 @contextmanager

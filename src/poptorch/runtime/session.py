@@ -19,7 +19,9 @@ from poptorch.runtime.random import RandomStreams
 class Session:
     """An executable with kernels and state, ready to be called."""
 
-    def __init__(self, executable: Executable, kernels: Mapping[str, Kernel], state: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, executable: Executable, kernels: Mapping[str, Kernel], state: Mapping[str, torch.Tensor]
+    ) -> None:
         self._executable = executable
         self._kernels = kernels
         self._kept = frozenset(executable.batching.kept)
@@ -154,7 +156,11 @@ class Session:
 
 
 def _with_stride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    return tensor if tensor.stride() == stride else torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+    return (
+        tensor
+        if tensor.stride() == stride
+        else torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
+    )
 
 
 def _sum(outputs: Sequence[Sequence[torch.Tensor]], count: int) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from poptorch.ir import OutputRole, StepGraph, value_of
+from poptorch.ir.ops import memory_owner
 from poptorch.options import Settings
 
 aten = torch.ops.aten
@@ -39,16 +40,10 @@ def _separate(ops: fx.GraphModule, graph: StepGraph) -> list[fx.Node]:
     with ops.graph.inserting_before(output):
         for spec, node in zip(graph.signature.outputs, output.args[0], strict=True):  # pyright: ignore
             assert isinstance(node, fx.Node)
-            if spec.role is OutputRole.NEW_VALUE and _memory_owner(node).op == "placeholder":
+            if spec.role is OutputRole.NEW_VALUE and memory_owner(node).op == "placeholder":
                 copied = ops.graph.call_function(aten.clone.default, (node,))
                 copied.meta = dict(node.meta)
                 copied.meta["val"] = value_of(node)
                 node = copied
             results.append(node)
     return results
-
-
-def _memory_owner(node: fx.Node) -> fx.Node:
-    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node

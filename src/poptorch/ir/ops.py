@@ -1,0 +1,38 @@
+"""Questions about single ops of a graph, and walks along its edges."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import torch
+from torch import fx
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether an op draws random numbers."""
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the result of an op shares memory with its first input."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view and bool(node.all_input_nodes)
+
+
+def memory_owner(node: fx.Node) -> fx.Node:
+    """The node whose memory a node shows, looking through views."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def ancestors(nodes: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> set[fx.Node]:
+    """The given nodes and everything they are computed from, not looking behind the nodes in `stop`."""
+    found: set[fx.Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            if node not in stop:
+                pending.extend(node.all_input_nodes)
+    return found
