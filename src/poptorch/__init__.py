@@ -10,7 +10,6 @@ from poptorch.ir.structure import ICustomArgParser, registerCustomArgParser
 from poptorch.model import PoplarExecutor, inferenceModel, trainingModel
 from poptorch.options import Options
 
-
 _logging.configure()
 
 __all__ = [

@@ -47,7 +47,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced step: its graph (with a GRADIENT output per trained parameter) and the layout of what forward returns."""
+    """A traced step: its graph, with a GRADIENT output per trained parameter, and the layout of its result."""
 
     graph: StepGraph
     result: Layout
@@ -303,9 +303,8 @@ def _finish(
         if spec.role is Role.USER_INPUT:
             add(spec, node)
     graph.output(graph.graph_copy(source, copies))  # pyright: ignore[reportArgumentType]
-    ops = fx.GraphModule(nn.Module(), graph)
     draws = any(is_random(node) for node in graph.nodes)
-    return StepGraph("step", ops, Signature(tuple(inputs), tuple(outputs)), guards, draws, values)
+    return StepGraph("step", graph, Signature(tuple(inputs), tuple(outputs)), guards, draws, values)
 
 
 def _is_tensor_attribute(module: nn.Module, node: fx.Node) -> bool:
@@ -330,9 +329,10 @@ def _is_tracing_failure(error: BaseException) -> bool:
 
 def _not_captured(error: BaseException) -> CompileError:
     line = raising_user_line(error.__traceback__) or current_user_line()
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return CompileError(
         explain(
-            f"this part of the model cannot be compiled: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}",
+            f"this part of the model cannot be compiled: {reason}",
             where=str(line),
             fix="replace it by tensor operations, or move it out of forward",
         )

@@ -89,7 +89,7 @@ def join_update(step: StepGraph, groups: Sequence[TrainedGroup]) -> StepGraph:
         if spec.role is Role.USER_INPUT:
             add(spec, node)
 
-    values: list[fx.Node] = list(graph.graph_copy(step.ops.graph, copies))  # pyright: ignore
+    values: list[fx.Node] = list(graph.graph_copy(step.ops, copies))  # pyright: ignore
     by_output = dict(zip(((spec.role, spec.name) for spec in step.signature.outputs), values, strict=True))
     gradients = iter([by_output[OutputRole.GRADIENT, name] for group in groups for name in group.names])
     for spec, node in update_inputs:
@@ -109,7 +109,7 @@ def join_update(step: StepGraph, groups: Sequence[TrainedGroup]) -> StepGraph:
     graph.output(tuple(value for _, value in outputs))
     graph.eliminate_dead_code()
     signature = Signature(tuple(inputs), tuple(spec for spec, _ in outputs))
-    return replace(step, ops=fx.GraphModule(nn.Module(), graph), signature=signature)
+    return replace(step, ops=graph, signature=signature)
 
 
 def _trace_update(

@@ -80,7 +80,7 @@ class Watch(TorchDispatchMode):
     def _shield_outside_tensors(
         self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A tensor from outside the model is a constant: writing to it in `forward` changes a copy, for this run only."""
+        """A tensor from outside the model is a constant: what `forward` writes to it changes a copy, in this run only."""
         if func._schema.is_mutable and args and _is_outside(args[0]) and func not in _FRESH:
             outside = args[0]
             if id(outside) not in self._outside:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from poptorch.enums import ReductionType
 from poptorch.ir import (
@@ -47,9 +47,9 @@ def drop_gradients(graph: StepGraph) -> StepGraph:
     kept = [(spec, node) for spec, node in _outputs(graph) if spec.role is not OutputRole.GRADIENT]
     names = {node: node.name for _, node in kept}
     ops = graph.copy_ops()
-    by_name = {node.name: node for node in ops.graph.nodes}
-    ops.graph.output_node().args = (tuple(by_name[names[node]] for _, node in kept),)
-    ops.graph.eliminate_dead_code()
+    by_name = {node.name: node for node in ops.nodes}
+    ops.output_node().args = (tuple(by_name[names[node]] for _, node in kept),)
+    ops.eliminate_dead_code()
     return replace(graph, ops=ops, signature=replace(graph.signature, outputs=tuple(spec for spec, _ in kept)))
 
 
@@ -85,7 +85,7 @@ class _Builder:
         self.graph.output(tuple(node for _, node in self.outputs))
         self.graph.eliminate_dead_code()
         signature = Signature(tuple(self.inputs), tuple(spec for spec, _ in self.outputs))
-        return replace(origin, name=name, ops=fx.GraphModule(nn.Module(), self.graph), signature=signature)
+        return replace(origin, name=name, ops=self.graph, signature=signature)
 
 
 def _micro_step(graph: StepGraph, gradients: dict[str, fx.Node], accumulators: dict[str, InputSpec]) -> StepGraph:
@@ -102,7 +102,7 @@ def _micro_step(graph: StepGraph, gradients: dict[str, fx.Node], accumulators: d
     for spec, node in pairs:
         if spec.role is Role.USER_INPUT:
             copies[node] = builder.input(spec, value_of(node))
-    for node in graph.ops.graph.nodes:
+    for node in graph.ops.nodes:
         if node.op == "call_function" and not _is_update(node):
             copies[node] = builder.graph.node_copy(node, lambda n: copies[n])
     builder.outputs = [
@@ -151,7 +151,7 @@ def _update(
         if divisor > 1:
             total = builder.call(Phase.UPDATE, aten.mul.Tensor, total, 1.0 / divisor, like=gradient)
         copies[gradient] = total
-    for node in graph.ops.graph.nodes:
+    for node in graph.ops.nodes:
         if _is_update(node):
             copies[node] = builder.graph.node_copy(node, lambda n: copies[n])
     builder.outputs = [

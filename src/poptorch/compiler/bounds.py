@@ -35,10 +35,11 @@ _KEEPS_ELEMENTS = frozenset(
     }
 )
 
-# For each op: the position of its index argument, and the size of what is indexed.
-_BY_DIMENSION = {
-    op: 2
-    for op in (
+_ROWS = frozenset({aten.embedding.default, aten._embedding_bag.default, aten._embedding_bag_forward_only.default})
+_LOSSES = frozenset({aten.nll_loss_forward.default, aten.nll_loss2d_forward.default})
+_LISTS = frozenset({aten.index.Tensor, aten.index_put.default, aten._unsafe_index.Tensor})
+_ALONG_DIMENSION = frozenset(
+    {
         aten.gather.default,
         aten.index_select.default,
         aten.scatter.src,
@@ -51,11 +52,8 @@ _BY_DIMENSION = {
         aten.index_copy.default,
         aten.index_fill.int_Scalar,
         aten.index_fill.int_Tensor,
-    )
-}
-_BY_ROW = {aten.embedding.default: 1, aten._embedding_bag.default: 1, aten._embedding_bag_forward_only.default: 1}
-_LOSSES = {aten.nll_loss_forward.default: 1, aten.nll_loss2d_forward.default: 1}
-_LISTS = {aten.index.Tensor: 1, aten.index_put.default: 1, aten._unsafe_index.Tensor: 1}
+    }
+)
 
 
 def index_checks(graph: StepGraph) -> tuple[IndexCheck, ...]:
@@ -65,7 +63,7 @@ def index_checks(graph: StepGraph) -> tuple[IndexCheck, ...]:
     }
     inputs = [n for s, n in zip(graph.signature.inputs, graph.placeholders, strict=True) if s.role is Role.USER_INPUT]
     checks: dict[Any, IndexCheck] = {}
-    for node in graph.ops.graph.nodes:
+    for node in graph.ops.nodes:
         for index, size, wraps, ignored in _indices(node):
             source = _same_elements(index)
             ops = None
@@ -98,9 +96,9 @@ def index_checks(graph: StepGraph) -> tuple[IndexCheck, ...]:
 def _indices(node: fx.Node) -> Iterator[tuple[fx.Node, int, bool, int | None]]:
     """The index nodes of an op, with the size they index, whether negative values wrap, and an ignored value."""
     target: Any = node.target
-    if target in _BY_ROW:
+    if target in _ROWS:
         yield node.args[1], value_of(node.args[0]).shape[0], False, None  # pyright: ignore
-    elif target in _BY_DIMENSION:
+    elif target in _ALONG_DIMENSION:
         shape = value_of(node.args[0]).shape  # pyright: ignore
         yield node.args[2], shape[node.args[1]] if shape else 1, False, None  # pyright: ignore
     elif target in _LOSSES:
@@ -130,7 +128,7 @@ def _computation(graph: StepGraph, index: fx.Node, state: set[fx.Node]) -> fx.Gr
         return None
     ops = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    for node in graph.ops.graph.nodes:
+    for node in graph.ops.nodes:
         if (node.op == "placeholder" and node not in state) or (node.op == "call_function" and node in needed):
             copies[node] = ops.node_copy(node, lambda n: copies[n])
     ops.output(copies[index])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import fx, nn
+from torch import fx
 
 from poptorch.ir import InputSpec, OutputRole, OutputSpec, Role, Signature, StepGraph, value_of
 from poptorch.ir.ops import ancestors, is_random, is_view
@@ -21,7 +21,7 @@ def hoist_weight_ops(graph: StepGraph) -> tuple[StepGraph, StepGraph | None]:
     pairs = list(zip(graph.signature.inputs, graph.placeholders, strict=True))
     fixed = {node for spec, node in pairs if spec.role in _FIXED and spec.name not in graph.signature.written}
     weight_only = _weight_only(graph, fixed)
-    boundary = [node for node in graph.ops.graph.nodes if node in weight_only and _is_worth_keeping(node, weight_only)]
+    boundary = [node for node in graph.ops.nodes if node in weight_only and _is_worth_keeping(node, weight_only)]
     if not boundary:
         return graph, None
     derived = {node: InputSpec.of(f"derived{i}", Role.DERIVED, value_of(node)) for i, node in enumerate(boundary)}
@@ -31,7 +31,7 @@ def hoist_weight_ops(graph: StepGraph) -> tuple[StepGraph, StepGraph | None]:
 def _weight_only(graph: StepGraph, fixed: set[fx.Node]) -> set[fx.Node]:
     """The ops that depend on fixed weights and on nothing else that can change."""
     found: set[fx.Node] = set()
-    for node in graph.ops.graph.nodes:
+    for node in graph.ops.nodes:
         inputs = node.all_input_nodes
         if node.op == "call_function" and inputs and not is_random(node) and found.union(fixed).issuperset(inputs):
             found.add(node)
@@ -57,13 +57,13 @@ def _step(graph: StepGraph, pairs: list[tuple[InputSpec, fx.Node]], derived: dic
         copies[node] = ops.placeholder(f"in{len(inputs)}")
         copies[node].meta = dict(node.meta)
         inputs.append(spec)
-    for node in graph.ops.graph.nodes:
+    for node in graph.ops.nodes:
         if node.op == "call_function" and node in needed and node not in derived:
             copies[node] = ops.node_copy(node, lambda n: copies[n])
     ops.output(tuple(copies[node] for node in graph.results))
     signature = Signature(tuple(inputs), graph.signature.outputs)
     constants = {name: value for name, value in graph.constants.items() if any(s.name == name for s in inputs)}
-    return replace(graph, ops=fx.GraphModule(nn.Module(), ops), signature=signature, constants=constants)
+    return replace(graph, ops=ops, signature=signature, constants=constants)
 
 
 def _preparation(
@@ -76,11 +76,10 @@ def _preparation(
             copies[node] = ops.placeholder(f"in{len(inputs)}")
             copies[node].meta = dict(node.meta)
             inputs.append(spec)
-    for node in graph.ops.graph.nodes:
+    for node in graph.ops.nodes:
         if node.op == "call_function" and node in needed:
             copies[node] = ops.node_copy(node, lambda n: copies[n])
     ops.output(tuple(copies[node] for node in derived))
     outputs = tuple(OutputSpec(spec.name, OutputRole.USER_OUTPUT) for spec in derived.values())
     signature = Signature(tuple(inputs), outputs)
-    module = fx.GraphModule(nn.Module(), ops)
-    return StepGraph("prepare", module, signature)
+    return StepGraph("prepare", ops, signature)

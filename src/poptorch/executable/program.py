@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Signature, StepGraph
 
@@ -62,17 +62,13 @@ class Program:
     def functional_ops(self) -> fx.GraphModule:
         """The ops with the returned values first and the new values of `written_positions` after them."""
         ops = self.graph.copy_ops()
-        output = ops.graph.output_node()
-        pairs = list(zip(self.signature.outputs, self.graph_results(ops), strict=True))
+        output = ops.output_node()
+        results: list[fx.Node] = list(output.args[0])  # pyright: ignore
+        pairs = list(zip(self.signature.outputs, results, strict=True))
         returned = [node for spec, node in pairs if spec.role is not OutputRole.NEW_VALUE]
         written = [node for spec, node in pairs if spec.role is OutputRole.NEW_VALUE]
         output.args = (tuple(returned + written),)
-        ops.recompile()
-        return ops
-
-    @staticmethod
-    def graph_results(ops: fx.GraphModule) -> list[fx.Node]:
-        return list(ops.graph.output_node().args[0])  # pyright: ignore
+        return fx.GraphModule(nn.Module(), ops)
 
 
 def in_place(ops: fx.GraphModule, written_positions: tuple[int, ...]) -> fx.GraphModule:

@@ -62,7 +62,7 @@ class StepGraph:
     """
 
     name: str
-    ops: fx.GraphModule
+    ops: fx.Graph
     signature: Signature
     guards: tuple[Guard, ...] = ()
     draws_random_numbers: bool = False
@@ -70,21 +70,21 @@ class StepGraph:
 
     @property
     def placeholders(self) -> list[fx.Node]:
-        return [node for node in self.ops.graph.nodes if node.op == "placeholder"]
+        return [node for node in self.ops.nodes if node.op == "placeholder"]
 
     @property
     def results(self) -> list[fx.Node]:
         """The nodes that the graph returns, one per output of the signature."""
-        return list(self.ops.graph.output_node().args[0])  # pyright: ignore[reportArgumentType, reportReturnType]
+        return list(self.ops.output_node().args[0])  # pyright: ignore[reportArgumentType, reportReturnType]
 
-    def copy_ops(self) -> fx.GraphModule:
-        """A copy of the ops that may be edited; node metadata is shared, constants are not copied."""
+    def copy_ops(self) -> fx.Graph:
+        """A copy of the ops that may be edited; node metadata is shared."""
         graph = fx.Graph()
-        graph.output(graph.graph_copy(self.ops.graph, {}))  # pyright: ignore[reportArgumentType]
-        return fx.GraphModule(self.ops, graph)
+        graph.output(graph.graph_copy(self.ops, {}))  # pyright: ignore[reportArgumentType]
+        return graph
 
     def count_ops(self) -> int:
-        return sum(node.op == "call_function" for node in self.ops.graph.nodes)
+        return sum(node.op == "call_function" for node in self.ops.nodes)
 
     def __str__(self) -> str:
         return "\n".join(_print(self))
@@ -97,7 +97,7 @@ def value_of(node: fx.Node) -> Any:
 
 def verify(graph: StepGraph) -> None:
     """Check what every pass must keep; a failure is a mistake of ours, not of the user."""
-    graph.ops.graph.lint()
+    graph.ops.lint()
     inputs, outputs = graph.signature.inputs, graph.signature.outputs
     assert len(graph.placeholders) == len(inputs), f"{len(graph.placeholders)} placeholders, {len(inputs)} inputs"
     assert len(graph.results) == len(outputs), f"{len(graph.results)} results, {len(outputs)} outputs"
@@ -119,7 +119,7 @@ def _print(graph: StepGraph) -> Iterator[str]:
     }
     yield f"{graph.name}({', '.join(map(str, graph.signature.inputs))}):"
     rows: list[tuple[str, str]] = []
-    for node in graph.ops.graph.nodes:
+    for node in graph.ops.nodes:
         if node.op == "call_function":
             names[node] = f"%{len(rows)}"
             rows.append((f"  {names[node]}: {_type(node)} = {_call(node, names)}", _origin(node)))

@@ -124,7 +124,8 @@ class CallSpec:
         expected = cast("Node", self.args)
         if len(args) != len(expected.children):
             _mismatch(
-                f"Number of positional arguments mismatch: expected {len(expected.children)} arguments but got {len(args)}"
+                f"Number of positional arguments mismatch: "
+                f"expected {len(expected.children)} arguments but got {len(args)}"
             )
         for name, layout, value in zip(self.names, expected.children, args, strict=True):
             self._compare_one(name, layout, value)

@@ -246,7 +246,7 @@ class PoplarExecutor:
         return result
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Use the settings that the optimiser has now (after an LR scheduler, for example); nothing is compiled again."""
+        """Use the settings that the optimiser has now, for example after an LR scheduler; nothing compiles again."""
         if not self._training:
             raise AttributeError("an inference model has no optimiser: setOptimizer belongs to poptorch.trainingModel.")
         plans = plan_groups(optimizer)

@@ -73,13 +73,13 @@ class OwnedState:
         for group in self._groups:
             if group.index >= len(plans):
                 raise OptimizerError(
-                    f"the optimiser has {len(plans)} parameter groups, but the model was compiled with group {group.index}."
+                    f"the optimiser has {len(plans)} parameter groups, but group {group.index} was compiled."
                 )
             plan = plans[group.index]
             if plan.rule != group.plan.rule:
                 raise OptimizerError(
                     explain(
-                        f"parameter group {group.index} of the optimiser follows another rule than the compiled program.",
+                        f"parameter group {group.index} of the optimiser follows another rule than the program.",
                         compiled=str(group.plan.rule),
                         now=str(plan.rule),
                         fix="keep the kind of optimiser and which of its settings are zero, or call destroy() first",

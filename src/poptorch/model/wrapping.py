@@ -53,7 +53,7 @@ def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = 
         raise Error(
             explain(
                 f"gradientAccumulation is {count}, but an inference model accumulates no gradients.",
-                fix="use options with Training.gradientAccumulation(1), and deviceIterations to run several batches per call",
+                fix="leave Training.gradientAccumulation at 1; deviceIterations runs several batches per call",
             )
         )
     return PoplarExecutor(_unwrap(model), own, training=False)

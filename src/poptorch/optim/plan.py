@@ -39,7 +39,7 @@ def plan_groups(optimizer: torch.optim.Optimizer) -> tuple[GroupPlan, ...]:
         )
     if type(optimizer) not in _SUPPORTED:
         logger.warning(
-            "Poptorch does not run Python optimizer code directly: %s is compiled as %s, and its own step() is not used.",
+            "Poptorch does not run Python optimizer code directly: %s is compiled as %s, its own step() is not used.",
             type(optimizer).__name__,
             next(kind.__name__ for kind in _SUPPORTED if isinstance(optimizer, kind)),
         )

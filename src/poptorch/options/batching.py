@@ -13,7 +13,7 @@ from poptorch.errors import BatchSizeError, Error, explain
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """D device iterations of G accumulation steps on R replicas; micro-batch `(d * G + g) * R + r` goes to replica r."""
+    """D device iterations of G steps on R replicas; micro-batch `(d * G + g) * R + r` goes to replica r."""
 
     device_iterations: int
     gradient_accumulation: int
@@ -72,7 +72,7 @@ class BatchPlan:
         if rows % parts:
             raise BatchSizeError(
                 explain(
-                    f"argument {name} has shape {list(shape)}: its {rows} rows cannot be split into {parts} micro-batches.",
+                    f"argument {name} has shape {list(shape)}: its {rows} rows do not split into {parts} micro-batches.",
                     arithmetic=(
                         f"deviceIterations {self.device_iterations} × replicationFactor {self.replicas} × "
                         f"gradientAccumulation {self.gradient_accumulation} = {parts} micro-batches; "

@@ -26,7 +26,7 @@ def channels_last_strides(program: Program) -> dict[str, tuple[int, ...]]:
 def _convolution_weights(program: Program) -> set[str]:
     placeholders = dict(zip(program.graph.placeholders, program.signature.inputs, strict=True))
     weights: set[str] = set()
-    for node in program.graph.ops.graph.nodes:
+    for node in program.graph.ops.nodes:
         if node.target in _BOUND_TO_STRIDES:
             return set()
         if node.target is aten.convolution.default:

@@ -50,6 +50,7 @@ class Session:
         self._update: Call | None = None if update is None else self._bind(update, first)
         self._accumulators = list(accumulators.values())
         self._volatile = [] if update is None else [replica[n].detach() for replica in replicas for n in changing]
+        self._saved = [tensor.clone() for tensor in self._volatile]  # what to go back to if an update fails
 
     def _derived(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What an inference step wants computed from the weights before it runs."""
@@ -109,7 +110,8 @@ class Session:
         batching = self._executable.batching
         outputs = list[Sequence[torch.Tensor]]()
         for start in range(0, batching.micro_batches, batching.micro_batches_per_update):
-            saved = [tensor.clone() for tensor in self._volatile]
+            if self._volatile:
+                torch._foreach_copy_(self._saved, self._volatile)
             try:
                 for index in range(start, start + batching.micro_batches_per_update):
                     replica = index % batching.replicas
@@ -121,8 +123,8 @@ class Session:
                         outputs.append(result)
             except BaseException:
                 torch._foreach_zero_(self._accumulators)
-                if saved:
-                    torch._foreach_copy_(self._volatile, saved)
+                if self._volatile:
+                    torch._foreach_copy_(self._volatile, self._saved)
                 raise
             update([])
         return outputs

@@ -23,25 +23,25 @@ _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fres
 def canonicalize(graph: StepGraph, settings: Settings) -> StepGraph:
     """Remove identities, and give every new value memory of its own."""
     ops = graph.copy_ops()
-    for node in list(ops.graph.nodes):
+    for node in list(ops.nodes):
         if node.target in _IDENTITIES:
             node.replace_all_uses_with(node.args[0])
-            ops.graph.erase_node(node)
+            ops.erase_node(node)
     results = _separate(ops, graph)
-    ops.graph.output_node().args = (tuple(results),)
-    ops.graph.eliminate_dead_code()
+    ops.output_node().args = (tuple(results),)
+    ops.eliminate_dead_code()
     return replace(graph, ops=ops)
 
 
-def _separate(ops: fx.GraphModule, graph: StepGraph) -> list[fx.Node]:
+def _separate(ops: fx.Graph, graph: StepGraph) -> list[fx.Node]:
     """Copy each new value that is only a view of an input: writing one input must not change what another gets."""
-    output = ops.graph.output_node()
+    output = ops.output_node()
     results: list[fx.Node] = []
-    with ops.graph.inserting_before(output):
+    with ops.inserting_before(output):
         for spec, node in zip(graph.signature.outputs, output.args[0], strict=True):  # pyright: ignore
             assert isinstance(node, fx.Node)
             if spec.role is OutputRole.NEW_VALUE and memory_owner(node).op == "placeholder":
-                copied = ops.graph.call_function(aten.clone.default, (node,))
+                copied = ops.call_function(aten.clone.default, (node,))
                 copied.meta = dict(node.meta)
                 copied.meta["val"] = value_of(node)
                 node = copied

@@ -16,5 +16,5 @@ from poptorch.options import Settings
 def remove_dead_ops(graph: StepGraph, settings: Settings) -> StepGraph:
     """Drop every op whose results reach neither an output nor an effect."""
     ops = graph.copy_ops()
-    ops.graph.eliminate_dead_code()
+    ops.eliminate_dead_code()
     return replace(graph, ops=ops)

@@ -24,13 +24,13 @@ _NORM = aten._native_batch_norm_legit_no_training.default
 
 def fold_batch_norm(graph: StepGraph, settings: Settings) -> StepGraph:
     """Scale the convolution's weights instead of its results."""
-    if settings.training or not any(node.target is _NORM for node in graph.ops.graph.nodes):
+    if settings.training or not any(node.target is _NORM for node in graph.ops.nodes):
         return graph
     ops = graph.copy_ops()
-    for node in list(ops.graph.nodes):
+    for node in list(ops.nodes):
         if node.target is _NORM and _can_fold(node):
-            _fold(ops.graph, node)
-    ops.graph.eliminate_dead_code()
+            _fold(ops, node)
+    ops.eliminate_dead_code()
     return replace(graph, ops=ops)
 
 

@@ -1,0 +1,72 @@
+"""POPTORCH_DUMP: the graph after each pass as readable text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import poptorch
+from models import Gate, Regression
+
+
+@pytest.fixture
+def dump(tmp_path, monkeypatch):
+    """The folder that receives the texts."""
+    monkeypatch.setenv("POPTORCH_DUMP", str(tmp_path))
+    return tmp_path
+
+
+def train(module, inputs, **counts):
+    options = poptorch.Options().engine("eager")
+    options.Training.gradientAccumulation(counts.get("G", 1))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    training = poptorch.trainingModel(module, options, optimizer)
+    training.compile(*inputs)
+    return training
+
+
+def texts(folder) -> str:
+    """Every file of a folder, one after the other."""
+    return "\n\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(folder.iterdir()))
+
+
+def test_dump_of_inference(dump, golden):
+    inference = poptorch.inferenceModel(Regression(), poptorch.Options().engine("eager"))
+    inference.compile(torch.ones(4, 3), torch.ones(4, 2))
+    golden.check(texts(dump / "inference"))
+
+
+def test_dump_of_training(dump, golden):
+    train(Regression(), (torch.ones(4, 3), torch.ones(4, 2)))
+    golden.check(texts(dump / "training"))
+
+
+def test_dump_of_training_with_accumulation(dump, golden):
+    train(Regression(), (torch.ones(4, 3), torch.ones(4, 2)), G=2)
+    golden.check(texts(dump / "training"))
+
+
+def test_dump_of_training_with_a_guard(dump, golden):
+    train(Gate(), (torch.ones(4, 3), torch.ones(4, 1)))
+    golden.check(texts(dump / "training"))
+
+
+def test_files_are_numbered_and_count_ops(dump):
+    train(Regression(), (torch.ones(4, 3), torch.ones(4, 2)))
+    names = sorted(path.name for path in (dump / "training").iterdir())
+    assert names[0] == "00_capture.txt"
+    assert names[1] == "01_canonicalize.txt"
+    assert all((dump / "training" / name).read_text().startswith(f"# {int(name[:2])} {name[3:-4]}: ") for name in names)
+
+
+def test_every_compilation_has_a_folder_of_its_own(dump):
+    for _ in range(2):
+        train(Regression(), (torch.ones(4, 3), torch.ones(4, 2)))
+    assert sorted(path.name for path in dump.iterdir()) == ["training", "training_1"]
+
+
+def test_without_the_variable_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.delenv("POPTORCH_DUMP", raising=False)
+    monkeypatch.chdir(tmp_path)
+    train(Regression(), (torch.ones(4, 3), torch.ones(4, 2)))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,25 @@
+"""Fixtures that every test can use."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+pytest_plugins = ["golden_texts"]
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)  # tiny tensors: more threads only get in each other's way
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`engine` is "eager"; a test marked `inductor` runs a second time, on "inductor"."""
+    if "engine" not in metafunc.fixturenames:
+        return
+    engines: list[object] = ["eager"]
+    if metafunc.definition.get_closest_marker("inductor"):
+        no_compiler = shutil.which("g++") is None and shutil.which("clang++") is None
+        engines.append(pytest.param("inductor", marks=pytest.mark.skipif(no_compiler, reason="needs a C++ compiler")))
+    metafunc.parametrize("engine", engines)

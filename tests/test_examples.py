@@ -1,0 +1,92 @@
+"""Whatever the project shows as an example runs: README, docs, docstrings and the demo.
+
+The `python` blocks of a page run in order and share their names, as a reader would type them. A `text` block right
+after a `python` block is what that block prints; `pytest --update-golden` rewrites it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import io
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import poptorch
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<printed>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One block of a page: where its code starts, and what the page says it prints."""
+
+    code: str
+    line: int
+    printed: str | None
+    span: tuple[int, int]  # of the printed text
+
+
+def examples(text: str) -> list[Example]:
+    return [
+        Example(m["code"], text.count("\n", 0, m.start("code")), m["printed"], m.span("printed"))
+        for m in BLOCK.finditer(text)
+    ]
+
+
+def run(example: Example, page: Path, names: dict[str, object]) -> str:
+    """Run a block under the page's own name and line numbers, so that quoted source lines are right."""
+    printed = io.StringIO()
+    program = compile("\n" * example.line + example.code, str(page), "exec")
+    with contextlib.redirect_stdout(printed):
+        exec(program, names)
+    return "\n".join(line.rstrip() for line in printed.getvalue().splitlines()) + "\n"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page(page, tmp_path, monkeypatch, request):
+    monkeypatch.setenv("POPTORCH_ENGINE", "eager")
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text(encoding="utf-8")
+    names: dict[str, object] = {"__name__": "__main__"}
+    outcomes = [(example, run(example, page, names)) for example in examples(text)]
+    assert outcomes, f"{page.name} has no examples"
+    if request.config.getoption("--update-golden"):
+        for example, printed in reversed(outcomes):
+            if example.printed is not None:
+                text = text[: example.span[0]] + printed + text[example.span[1] :]
+        page.write_text(text, encoding="utf-8")
+        return
+    for example, printed in outcomes:
+        if example.printed is not None:
+            assert printed == example.printed, f"{page.name}, block at line {example.line + 1}"
+
+
+MODULES = [module.name for module in pkgutil.walk_packages(poptorch.__path__, "poptorch.")]
+
+
+@pytest.mark.parametrize("name", ["poptorch", *MODULES])
+def test_docstrings(name):
+    results = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert results.failed == 0
+
+
+def test_demo_learns_the_digits():
+    command = [sys.executable, str(ROOT / "examples" / "digits.py"), "--engine", "eager", "--epochs", "6"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    accuracy = re.search(r"never seen: ([\d.]+)%", ran.stdout)
+    assert accuracy is not None, ran.stdout
+    assert float(accuracy[1]) > 97
+    assert len(re.findall(r"^ +\d+ .*img/s", ran.stdout, re.MULTILINE)) == 6
+    assert re.search(r"[\d.]+ times eager PyTorch", ran.stdout)

@@ -1,0 +1,88 @@
+"""Imports go one way: each folder may use only those that come before it in the life of a model."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "poptorch"
+
+LEAVES = {"errors", "enums", "environment", "_logging", "_version"}  # open to all
+LEAF_IMPORTS = {"_logging": {"environment"}}
+
+MAY_IMPORT = {
+    "ir": set(),
+    "ipu": {"ir"},
+    "options": {"ipu"},
+    "optim": set(),
+    "capture": {"ir", "options", "optim"},
+    "annotations": {"capture"},
+    "executable": {"ir"},
+    "compiler": {"ir", "options", "executable", "ipu"},
+    "runtime": {"executable"},
+    "report": {"executable", "runtime"},
+    "data": {"options"},
+}
+MAY_IMPORT["model"] = set(MAY_IMPORT)
+
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+
+def layer_of(path: Path) -> str:
+    """The folder of a module, or its own name if it lies at the top."""
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def imported_layers(path: Path) -> dict[str, int]:
+    """The layers of ours that a module imports, wherever in the file, with the line of the first import."""
+    found: dict[str, int] = {}
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are written in full"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            package, _, rest = name.partition(".")
+            if package == "poptorch":
+                found.setdefault(rest.partition(".")[0], node.lineno)
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_only_what_its_layer_may(path):
+    layer = layer_of(path)
+    if layer == "__init__":
+        return
+    allowed = LEAF_IMPORTS.get(layer, set()) if layer in LEAVES else MAY_IMPORT[layer] | LEAVES | {layer}
+    wrong = {name: line for name, line in imported_layers(path).items() if name not in allowed}
+    assert not wrong, f"{layer} imports {wrong}, but may only import {sorted(allowed)}"
+
+
+def test_every_top_level_name_belongs_to_a_layer():
+    assert {layer_of(path) for path in MODULES} <= LEAVES | set(MAY_IMPORT) | {"__init__"}
+
+
+def test_tracing_internals_stay_in_capture():
+    internals = ("FunctionalTensorMode", "TorchDispatchMode", "get_proxy_slot")
+    users = {
+        str(path.relative_to(SOURCE)): name
+        for path in MODULES
+        for name in internals
+        if layer_of(path) != "capture" and name in path.read_text(encoding="utf-8")
+    }
+    assert not users
+
+
+def test_the_public_module_holds_no_logic():
+    allowed = (ast.Import, ast.ImportFrom, ast.Assign, ast.Expr)
+    body = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8")).body
+    assert all(isinstance(node, allowed) for node in body)
+
+
+def test_no_module_is_named_for_nothing():
+    assert not {path.stem for path in MODULES} & {"utils", "helpers", "common", "misc"}
