@@ -16,9 +16,10 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from poptorch._logging import logger
+from poptorch.capture.functions import replacement
 from poptorch.capture.proxies import node_of
 from poptorch.capture.source import current_user_line
-from poptorch.errors import CompileError, LossError, explain
+from poptorch.errors import LossError, explain
 from poptorch.ir import SourceLine
 from poptorch.ir.ops import ancestors
 
@@ -42,12 +43,6 @@ BUILT_IN: frozenset[Callable[..., Any]] = frozenset(
     }
 )
 
-_HOST_ONLY: dict[Callable[..., Any], str] = {
-    torch.Tensor.numpy: ".numpy()",
-    torch.Tensor.__array__: "converting to a NumPy array",
-    torch.Tensor.data_ptr: ".data_ptr()",
-}
-
 
 @dataclass(frozen=True)
 class Mark:
@@ -61,7 +56,7 @@ class Mark:
 
 
 class LossMarks(TorchFunctionMode):
-    """Marks losses while `forward` runs, and refuses what would take a traced value out of the program."""
+    """Sees every torch function that `forward` calls: marks losses, and replaces what cannot be traced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,18 +66,11 @@ class LossMarks(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _HOST_ONLY and node_of(args[0]) is not None:
-            raise CompileError(
-                explain(
-                    f"{_HOST_ONLY[func]} needs the values of a tensor that only exists while the program runs.",
-                    where=str(current_user_line()),
-                    fix="use the torch function of the same purpose, or do this outside the model",
-                )
-            )
+        called = replacement(func, args) or func
         if func not in BUILT_IN:
-            return func(*args, **kwargs)
+            return called(*args, **kwargs)
         with torch._C.DisableTorchFunction():  # a loss that is made of other losses counts once
-            result = func(*args, **kwargs)
+            result = called(*args, **kwargs)
         return self.mark(result, func.__name__)
 
     def mark(self, loss: torch.Tensor, name: str, source: torch.Tensor | None = None) -> torch.Tensor:

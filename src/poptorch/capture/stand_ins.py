@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from poptorch.capture.functions import CumulativeMomentum
 from poptorch.errors import CompileError, explain
 
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -61,6 +62,8 @@ def stand_ins(module: nn.Module, replacements: Mapping[int, torch.Tensor]) -> It
         for owner in submodules:  # recurrent layers keep a second list of their weights
             if isinstance(owner, nn.RNNBase) and owner not in scripted:
                 owner.__dict__["_flat_weights"] = [getattr(owner, name, None) for name in owner._flat_weights_names]
+            if isinstance(owner, nn.modules.batchnorm._BatchNorm) and owner.momentum is None:
+                owner.__dict__["momentum"] = CumulativeMomentum.of(owner)
         yield
     finally:
         for place, tensor in originals:
@@ -94,7 +97,8 @@ def read_back(
         prefix, _, attribute = name.rpartition(".")
         owner = module.get_submodule(prefix) if prefix else module
         kind = "Buffer" if name in buffers else "Parameter"
-        current = (owner._buffers if name in buffers else owner._parameters).get(attribute)
+        table = owner._buffers if name in buffers else owner._parameters
+        current = table[attribute] if attribute in table else None  # noqa: SIM401: scripted modules have no get
         if current is None:
             raise CompileError(
                 explain(

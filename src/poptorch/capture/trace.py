@@ -19,6 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import _disable_current_modes
 
 from poptorch._logging import logger
 from poptorch.capture.context import capturing
@@ -95,6 +96,7 @@ class _Trace:
                 traced = make_fx(
                     self._step, tracing_mode="real", _allow_non_fake_inputs=True, _error_on_data_dependent_ops=False
                 )(*inputs)
+        self._refuse_shared_memory()
         self.watch.report()
         roles = [
             *[Role.PARAMETER] * len(self.parameters),
@@ -115,15 +117,34 @@ class _Trace:
             watched = {**named, **dict(zip(self.call.names, given[n_state:], strict=True))}
             passed = {name: _narrow_float(tensor) for name, tensor in watched.items()}
             before = {name: _origin(tensor) for name, tensor in passed.items()}
-            result, now = self._forward(passed)
-            outputs = self._user_outputs(result)
-            changed = {
-                name: _detached(tensor).to(watched[name].dtype)
-                for name, tensor in now.items()
-                if _origin(tensor) is not before[name]
-            }
-            gradients = self._gradients(dict(zip(self.parameters, leaves, strict=True)), [*outputs, *changed.values()])
+            first_names = {id(t): name for name, t in (*self.parameters.items(), *self.buffers.items())}
+            replacements = {id(tensor): passed[first_names[id(tensor)]] for _, tensor in places(self.module)}
+
+            def changes() -> dict[str, torch.Tensor]:
+                now = {**self._registered(passed), **{name: passed[name] for name in self.call.names}}
+                changed = {name: tensor for name, tensor in now.items() if _origin(tensor) is not before[name]}
+                return {name: _detached(tensor).to(watched[name].dtype) for name, tensor in changed.items()}
+
+            with stand_ins(self.module, replacements), capturing(self.marks):
+                outputs = self._user_outputs(self._forward([passed[name] for name in self.call.names]))
+                leaves_by_name = dict(zip(self.parameters, leaves, strict=True))
+                gradients = self._gradients(leaves_by_name, [*outputs, *changes().values()])
+                changed = changes()  # checkpointing runs parts of forward again in the backward pass
             return self._collect(outputs, changed, gradients)
+
+    def _refuse_shared_memory(self) -> None:
+        """A tensor that the step writes must not share memory with another: the graph knows each by itself."""
+        written = {spec.name for spec in self.outputs if spec.role in (OutputRole.NEW_VALUE, OutputRole.GRADIENT)}
+        state = [*self.parameters.items(), *self.buffers.items()]
+        for name, tensor in state:
+            partners = [other for other, t in state if name in written and t is not tensor and _overlap(tensor, t)]
+            if partners:
+                raise CompileError(
+                    explain(
+                        f"{name} shares memory with {', '.join(partners)}, and the step changes it.",
+                        fix="register one of them only, and compute the other from it in forward",
+                    )
+                )
 
     def _leaf(self, parameter: nn.Parameter, tensor: torch.Tensor) -> torch.Tensor:
         """A traced stand-in for a parameter: `isinstance(leaf, nn.Parameter)` holds, and the user's hooks are on it."""
@@ -139,18 +160,14 @@ class _Trace:
             leaf.register_post_accumulate_grad_hook(hook)
         return leaf
 
-    def _forward(self, passed: dict[str, torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
-        """Run forward on the stand-ins; give what it returns, and what each stand-in is afterwards."""
-        first_names = {id(t): name for name, t in (*self.parameters.items(), *self.buffers.items())}
-        replacements = {id(tensor): passed[first_names[id(tensor)]] for _, tensor in places(self.module)}
-        user_tensors = {name: passed[name] for name in self.call.names}
-        registered = {name: tensor for name, tensor in passed.items() if name not in user_tensors}
-        values = list(user_tensors.values())
-        with stand_ins(self.module, replacements), capturing(self.marks):
-            with self.marks:
-                result = self.module(*rebuild(self.call.args, values), **rebuild(self.call.kwargs, values))
-            now = read_back(self.module, registered, frozenset(self.buffers))
-        return result, {**now, **user_tensors}
+    def _forward(self, user_tensors: list[torch.Tensor]) -> Any:
+        with self.marks:
+            return self.module(*rebuild(self.call.args, user_tensors), **rebuild(self.call.kwargs, user_tensors))
+
+    def _registered(self, passed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What is registered on the module now under the names of its parameters and buffers."""
+        stand_ins = {name: passed[name] for name in (*self.parameters, *self.buffers)}
+        return read_back(self.module, stand_ins, frozenset(self.buffers))
 
     def _user_outputs(self, result: Any) -> list[torch.Tensor]:
         """The tensors that forward returns, in device types; one that is returned twice appears once."""
@@ -219,6 +236,15 @@ class _Trace:
         return [from_fun(value) for value in results]  # pyright: ignore[reportReturnType]
 
 
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors use the same bytes, judged by the range that each spans."""
+    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr() or not (a.numel() and b.numel()):
+        return False
+    first, second = sorted((a, b), key=lambda t: t.data_ptr())
+    span = 1 + sum((size - 1) * stride for size, stride in zip(first.shape, first.stride(), strict=True))
+    return second.data_ptr() < first.data_ptr() + span * first.element_size()
+
+
 def _origin(tensor: torch.Tensor) -> fx.Node | None:
     """The node that computes a tensor's value, looking through ops that only cut its history."""
     node = node_of(tensor)
@@ -264,7 +290,8 @@ def _host_output(tensor: torch.Tensor) -> torch.Tensor:
         "it is returned with the value it has now.",
         list(tensor.shape),
     )
-    return tensor.detach().clone()
+    with _disable_current_modes():
+        return tensor.detach().clone()
 
 
 def _finish(
@@ -320,6 +347,7 @@ _TRACING_WORDS = (
     "ConstantFunctional",
     "functionalization",
     "symbolic",
+    "not allocated",
 )
 
 

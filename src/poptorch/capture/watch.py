@@ -57,7 +57,7 @@ class Watch(TorchDispatchMode):
             if func in _STATIC_FORMS:
                 result = _STATIC_FORMS[func](self, args, kwargs, line)
                 if result is not None:
-                    return result
+                    return None if result is _NO_RESULT else result
             if torch.Tag.nondeterministic_seeded in func.tags:
                 return self._draw(func, args, kwargs)
             try:
@@ -131,6 +131,10 @@ class Watch(TorchDispatchMode):
         self._freeze(check, f"the value {value!r}", line)
         return value
 
+    def freeze_success(self, status: torch.Tensor, what: str, line: SourceLine | None) -> None:
+        """Rely on every element of `status` being zero in every batch; nothing of the first batch's values is frozen."""
+        self.guards.append((Guard(line, f"the success of {what}"), (status == 0).all()))
+
     def freeze_count(self, count: torch.Tensor, expected: int, line: SourceLine | None) -> None:
         """Rely on `count` being `expected` in every batch."""
         self._freeze(count == expected, f"the size {expected} of the result", line)
@@ -152,6 +156,7 @@ class Watch(TorchDispatchMode):
             logger.warning("%s", warning)
 
 
+_NO_RESULT = object()
 _FRESH: frozenset[Op] = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
 
 
@@ -223,9 +228,16 @@ def _known_count(watch: Watch, counted: torch.Tensor) -> int:
         return int(_plain(counted).sum().item())
 
 
+def _checked_linalg(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
+    """Linear algebra reports a singular matrix in `info`: the check becomes a guard of the program."""
+    watch.freeze_success(args[0], str(args[1]), line)
+    return _NO_RESULT
+
+
 _STATIC_FORMS: dict[Op, Callable[..., Any]] = {
     aten.nonzero.default: _static_nonzero,
     aten.index.Tensor: _static_mask_index,
     aten.masked_select.default: _static_masked_select,
     aten.repeat_interleave.Tensor: _static_repeat,
+    aten._linalg_check_errors.default: _checked_linalg,
 }

@@ -9,6 +9,8 @@ from torch import fx, nn
 
 from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Signature, StepGraph
 
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class Program:
@@ -68,6 +70,9 @@ class Program:
         returned = [node for spec, node in pairs if spec.role is not OutputRole.NEW_VALUE]
         written = [node for spec, node in pairs if spec.role is OutputRole.NEW_VALUE]
         output.args = (tuple(returned + written),)
+        for node in ops.nodes:  # kernels may lay out their results otherwise than the trace foretold
+            if node.target in (aten.view.default, aten._unsafe_view.default):
+                node.target = aten.reshape.default
         return fx.GraphModule(nn.Module(), ops)
 
 

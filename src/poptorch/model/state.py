@@ -27,7 +27,7 @@ class _Seat:
     address: int
 
     def is_unchanged(self) -> bool:
-        return self.table.get(self.key) is self.tensor and self.tensor.data_ptr() == self.address
+        return _look_up(self.table, self.key) is self.tensor and self.tensor.data_ptr() == self.address
 
 
 class OwnedState:
@@ -178,7 +178,7 @@ class Snapshot:
 def registered_tensor(module: nn.Module, spec: InputSpec) -> torch.Tensor:
     """The parameter or buffer that a module keeps under a name, of the shape and type that was compiled."""
     table, attribute = _table(module, spec)
-    tensor = table.get(attribute)
+    tensor = _look_up(table, attribute)
     if tensor is None or tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
         now = "missing" if tensor is None else f"{tensor.dtype} of shape {list(tensor.shape)}"
         raise ArgumentError(
@@ -189,6 +189,10 @@ def registered_tensor(module: nn.Module, spec: InputSpec) -> torch.Tensor:
             )
         )
     return tensor
+
+
+def _look_up(table: Any, key: Any) -> Any:
+    return table[key] if key in table else None  # noqa: SIM401: the tables of scripted modules have no get
 
 
 def _table(module: nn.Module, spec: InputSpec) -> tuple[Any, str]:

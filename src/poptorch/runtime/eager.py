@@ -40,10 +40,9 @@ class EagerKernel:
 
         def call(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
             arguments = [*plain, *tensors]
-            with torch.no_grad():
-                results = self.function(*arguments)
-                if self.written:  # in one call, so that an interrupt finds all of it done or nothing
-                    torch._foreach_copy_([arguments[i] for i in self.written], list(results[self.returned :]))
+            results = self.function(*arguments)
+            if self.written:  # in one call, so that an interrupt finds all of it done or nothing
+                torch._foreach_copy_([arguments[i] for i in self.written], list(results[self.returned :]))
             return results[: self.returned]
 
         return call

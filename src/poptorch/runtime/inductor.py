@@ -30,7 +30,6 @@ from poptorch.executable import Program, in_place
 from poptorch.runtime.engine import Call
 from poptorch.runtime.layout import channels_last_strides
 
-aten = torch.ops.aten
 _CONFIG: dict[str, Any] = {
     "size_asserts": False,
     "nan_asserts": False,
@@ -92,19 +91,10 @@ def _native_entry(compiled: Any) -> Callable[[list[torch.Tensor]], Sequence[torc
     return lambda tensors: to_tensors(native(to_handles(tensors)))
 
 
-class _AnyLayout(fx.Interpreter):
-    """Runs captured ops on inputs of another memory layout: a view that is no longer possible becomes a copy."""
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target in (aten.view.default, aten._unsafe_view.default):
-            target = aten.reshape.default
-        return super().call_function(target, args, kwargs)
-
-
 def _decompose(ops: fx.GraphModule, inputs: list[torch.Tensor], fake: FakeTensorMode) -> fx.GraphModule:
     """The same ops in terms of those that Inductor generates code for, with the inputs' memory layouts."""
     with fake, fx_traceback.preserve_node_meta():
-        return make_fx(_AnyLayout(ops).run, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True)(
+        return make_fx(fx.Interpreter(ops).run, decomposition_table=select_decomp_table(), _allow_non_fake_inputs=True)(
             *inputs
         )
 

@@ -81,6 +81,9 @@ class Session:
             return self._collect(self._run(micro_batches))
 
     def _run(self, micro_batches: list[list[torch.Tensor]]) -> list[Sequence[torch.Tensor]]:
+        if not torch.is_grad_enabled():  # recurrent layers keep what their backward pass needs only in grad mode
+            with torch.enable_grad():
+                return self._run(micro_batches)
         return self._run_fused(micro_batches) if self._update is None else self._run_split(micro_batches, self._update)
 
     def _micro_batches(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
