@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Role, Signature, SourceLine, StepGraph, verify

@@ -128,7 +128,8 @@ class IndexOps(nn.Module):
         added = torch.zeros(4, x.shape[0]).index_add(0, index[0], x.t()).t()
         lower = torch.tril(torch.ones(4, 4)) @ (x + torch.roll(x, 1, 1)).unsqueeze(-1)
         both = torch.einsum("bi,ijk,bj->bk", x, self.mix, gathered)
-        out = self.fc(spread + added + lower.squeeze(-1) + torch.take_along_dim(x, index, 1)) + torch.tanh(both)
+        total = spread + added + lower.squeeze(-1) + torch.take_along_dim(x, index, 1)
+        out = self.fc(torch.tanh(total)) + torch.tanh(both)
         return out, F.mse_loss(out, y), gathered
 
 

@@ -123,5 +123,5 @@ _REPLACEMENTS: dict[Function, Function] = {
     torch.Tensor.__array__: _refuse(f"converting to a NumPy array {_ONLY_WHILE_RUNNING}", _HOST_FIX),
     torch.Tensor.data_ptr: _refuse(f".data_ptr() {_ONLY_WHILE_RUNNING}", _HOST_FIX),
     torch._VF._pack_padded_sequence: _refuse(_PACKING, _PACK_FIX),  # pyright: ignore
-    torch._C._VariableFunctions._pack_padded_sequence: _refuse(_PACKING, _PACK_FIX),
+    torch._C._VariableFunctions._pack_padded_sequence: _refuse(_PACKING, _PACK_FIX),  # pyright: ignore
 }

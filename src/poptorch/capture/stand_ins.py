@@ -98,7 +98,7 @@ def read_back(
         owner = module.get_submodule(prefix) if prefix else module
         kind = "Buffer" if name in buffers else "Parameter"
         table = owner._buffers if name in buffers else owner._parameters
-        current = table[attribute] if attribute in table else None  # noqa: SIM401: scripted modules have no get
+        current = getattr(owner, attribute) if attribute in table else None
         if current is None:
             raise CompileError(
                 explain(

@@ -6,6 +6,7 @@ on the way, the trace is repeated with the real first micro-batch, and what was 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -285,10 +286,10 @@ def _narrow_float(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _host_output(tensor: torch.Tensor) -> torch.Tensor:
-    logger.warning(
-        "Output expected to be on the IPU but is on cpu: forward returns a tensor of shape %s that it did not compute; "
-        "it is returned with the value it has now.",
-        list(tensor.shape),
+    warnings.warn(
+        "Output expected to be on the IPU but is on cpu: forward returns a tensor of shape "
+        f"{list(tensor.shape)} that it did not compute; it is returned with the value it has now.",
+        stacklevel=2,
     )
     with _disable_current_modes():
         return tensor.detach().clone()

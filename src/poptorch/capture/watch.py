@@ -80,7 +80,7 @@ class Watch(TorchDispatchMode):
     def _shield_outside_tensors(
         self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A tensor from outside the model is a constant: what `forward` writes to it changes a copy, in this run only."""
+        """A tensor from outside the model is a constant: what `forward` writes to it changes a copy of it."""
         if func._schema.is_mutable and args and _is_outside(args[0]) and func not in _FRESH:
             outside = args[0]
             if id(outside) not in self._outside:
@@ -132,7 +132,7 @@ class Watch(TorchDispatchMode):
         return value
 
     def freeze_success(self, status: torch.Tensor, what: str, line: SourceLine | None) -> None:
-        """Rely on every element of `status` being zero in every batch; nothing of the first batch's values is frozen."""
+        """Rely on every element of `status` being zero in every batch; no value of the first batch is frozen."""
         self.guards.append((Guard(line, f"the success of {what}"), (status == 0).all()))
 
     def freeze_count(self, count: torch.Tensor, expected: int, line: SourceLine | None) -> None:

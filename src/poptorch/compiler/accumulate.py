@@ -7,6 +7,7 @@ update rules, and leaves the accumulators at zero for the next round.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -25,6 +26,7 @@ from poptorch.ir import (
     note_of,
     value_of,
 )
+from poptorch.ir.ops import Op
 from poptorch.options import Settings
 
 aten = torch.ops.aten
@@ -76,7 +78,7 @@ class _Builder:
         self.inputs.append(spec)
         return node
 
-    def call(self, phase: Phase, target: torch._ops.OpOverload, *args: object, like: fx.Node) -> fx.Node:
+    def call(self, phase: Phase, target: Op[..., Any], *args: object, like: fx.Node) -> fx.Node:
         node = self.graph.call_function(target, args)  # pyright: ignore
         node.meta = {"val": value_of(like), "custom": annotation(Note(phase))}
         return node

@@ -19,7 +19,8 @@ def dumping(label: str) -> Observer:
 
     def write(name: str, graph: StepGraph) -> None:
         count = graph.count_ops()
-        change = f"{previous[-1]} → {count} ops" if previous else f"{count} ops"
+        is_program = name == graph.name  # the passes are over: this is one of the programs that were cut out
+        change = f"{previous[-1]} → {count} ops" if previous and not is_program else f"{count} ops"
         number = len(previous)
         previous.append(count)
         text = f"# {number} {name}: {change}\n{graph}\n"

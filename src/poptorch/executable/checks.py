@@ -43,7 +43,7 @@ class IndexCheck:
             self._raise(indices, wrong, least)
 
     def _raise(self, indices: torch.Tensor, wrong: torch.Tensor, least: int) -> None:
-        where = wrong.nonzero()[0].tolist()
+        where = [int(coordinate) for coordinate in wrong.nonzero()[0]]
         value = int(indices[tuple(where)])
         place = "" if self.ops is not None else f" at {where}"
         valid = f"{least} to {self.size - 1}"

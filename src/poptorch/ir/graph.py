@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from poptorch.ir.ops import as_op
 from poptorch.ir.signature import OutputRole, Role, Signature, tensor_type
 from poptorch.ir.source import SourceLine
 
@@ -75,7 +76,7 @@ class StepGraph:
     @property
     def results(self) -> list[fx.Node]:
         """The nodes that the graph returns, one per output of the signature."""
-        return list(self.ops.output_node().args[0])  # pyright: ignore[reportArgumentType, reportReturnType]
+        return list(self.ops.output_node().args[0])  # pyright: ignore
 
     def copy_ops(self) -> fx.Graph:
         """A copy of the ops that may be edited; node metadata is shared."""
@@ -145,7 +146,7 @@ def _type(node: fx.Node) -> str:
 
 def _call(node: fx.Node, names: dict[fx.Node, str]) -> str:
     target = node.target
-    called = str(target).removesuffix(".default") if isinstance(target, torch._ops.OpOverload) else _name(target)
+    called = str(target).removesuffix(".default") if as_op(target) is not None else _name(target)
     arguments = [_argument(value, names) for value in node.args]
     arguments += [f"{key}={_argument(value, names)}" for key, value in node.kwargs.items()]
     return f"{called}({', '.join(arguments)})"

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from typing import Any
+
 import torch
 from torch import fx
 
 
+Op = torch._ops.OpOverload  # pyright: ignore[reportPrivateUsage]
+
+
+def as_op(target: object) -> Op[..., Any] | None:
+    """The ATen op that a node calls, or None if it calls something else."""
+    return target if isinstance(target, Op) else None  # pyright: ignore[reportUnknownVariableType]
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether an op draws random numbers."""
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+    op = as_op(node.target)
+    return op is not None and torch.Tag.nondeterministic_seeded in op.tags
 
 
 def is_view(node: fx.Node) -> bool:
     """Whether the result of an op shares memory with its first input."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view and bool(node.all_input_nodes)
+    op = as_op(node.target)
+    return op is not None and op.is_view and bool(node.all_input_nodes)
 
 
 def memory_owner(node: fx.Node) -> fx.Node:

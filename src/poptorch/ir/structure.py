@@ -52,7 +52,7 @@ CUSTOM_TYPES = CustomTypes()
 
 def registerCustomArgParser(arg_data_type: type, parser: ICustomArgParser | None) -> None:
     """Let objects of a type be arguments and results of models; `None` takes the parser of a type away again."""
-    if parser is not None and not isinstance(parser, ICustomArgParser):
+    if parser is not None and not isinstance(parser, ICustomArgParser):  # pyright: ignore
         raise Error(f"a parser derives from poptorch.ICustomArgParser; {type(parser).__name__} does not.")
     CUSTOM_TYPES.register(arg_data_type, parser)
 

@@ -113,6 +113,8 @@ class OwnedState:
         """The optimiser's tensors for one group, created as torch creates them where they do not exist yet."""
         found: dict[str, torch.Tensor] = {}
         rule = group.plan.rule
+        if not rule.state and not group.counts:
+            return found
         counter = torch.zeros(len(parameters))
         for index, (name, parameter) in enumerate(zip(group.names, parameters, strict=True)):
             entries = self.optimizer.state[parameter]
@@ -168,8 +170,8 @@ class Snapshot:
                 self._originals[name].copy_(self._copies[name])
         self._versions = self._host_versions()
 
-    def _host_versions(self) -> list[int]:
-        return [tensor._version for tensor in self._originals.values()]
+    def _host_versions(self) -> list[tuple[int, int]]:
+        return [(tensor._version, tensor.data_ptr()) for tensor in self._originals.values()]
 
     def _find(self) -> dict[str, torch.Tensor]:
         return {spec.name: registered_tensor(self._module, spec) for spec in self._specs}
@@ -192,7 +194,10 @@ def registered_tensor(module: nn.Module, spec: InputSpec) -> torch.Tensor:
 
 
 def _look_up(table: Any, key: Any) -> Any:
-    return table[key] if key in table else None  # noqa: SIM401: the tables of scripted modules have no get
+    try:
+        return table[key]  # the tables of scripted modules have no get
+    except (KeyError, RuntimeError):
+        return None
 
 
 def _table(module: nn.Module, spec: InputSpec) -> tuple[Any, str]:

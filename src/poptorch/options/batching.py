@@ -72,7 +72,7 @@ class BatchPlan:
         if rows % parts:
             raise BatchSizeError(
                 explain(
-                    f"argument {name} has shape {list(shape)}: its {rows} rows do not split into {parts} micro-batches.",
+                    f"argument {name} has shape {list(shape)}: {rows} rows do not split into {parts} micro-batches.",
                     arithmetic=(
                         f"deviceIterations {self.device_iterations} × replicationFactor {self.replicas} × "
                         f"gradientAccumulation {self.gradient_accumulation} = {parts} micro-batches; "

@@ -88,7 +88,7 @@ class _TrainingOptions(OptionGroup):
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
         """Give the optimiser the mean (default) or the sum of the micro-batch gradients of one update."""
         allowed = (ReductionType.Mean, ReductionType.Sum)
-        if not isinstance(reduction_type, ReductionType) or reduction_type not in allowed:
+        if not any(reduction_type is choice for choice in allowed):
             raise ValueError(f"the reduction type is ReductionType.Mean or ReductionType.Sum, not {reduction_type!r}")
         return self._with(accumulation_and_replication_reduction_type=reduction_type)
 
@@ -148,7 +148,7 @@ class Options(OptionGroup):
         """Make random numbers reproducible: seeds torch on the host now, and the device when it is attached."""
         seed = integer("randomSeed", random_seed)
         self._with(random_seed=seed)
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         return self
 
     def engine(self, engine: str) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -45,24 +46,24 @@ ENGINES = ("inductor", "eager")
 
 def choose_engine(requested: str | None) -> Engine:
     """The engine that the options, the environment or the machine ask for, in this order."""
-    from poptorch.runtime.eager import EagerEngine
-    from poptorch.runtime.inductor import InductorEngine
-
     name = requested or environment.ENGINE.read()
     if name and name not in ENGINES:
         raise Error(f"{environment.ENGINE.name} is {name!r}, but the engines are {' and '.join(map(repr, ENGINES))}.")
     if not name and not has_compiler():
         _warn_once_about_compiler()
         name = "eager"
-    return EagerEngine() if name == "eager" else InductorEngine()
+    if name == "eager":
+        from poptorch.runtime.eager import EagerEngine
+
+        return EagerEngine()
+    from poptorch.runtime.inductor import InductorEngine  # takes more than a second, so only when it is used
+
+    return InductorEngine()
 
 
 def has_compiler() -> bool:
     """Whether there is a C++ compiler for the inductor engine to call."""
-    from torch._inductor import config
-
-    compilers = config.cpp.cxx if isinstance(config.cpp.cxx, (list, tuple)) else (config.cpp.cxx,)
-    return any(name is not None and shutil.which(name) is not None for name in (*compilers, "g++", "clang++"))
+    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "g++", "clang++"))
 
 
 _warned: set[str] = set()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C import _aoti
+from torch._C import _aoti  # pyright: ignore[reportAttributeAccessIssue]
 from torch._guards import TracingContext, tracing
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner

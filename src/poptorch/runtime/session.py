@@ -151,11 +151,20 @@ class Session:
         count = len(self._outputs)
         if self._executable.batching.sums:
             replicas = len(self._steps)
-            outputs = [_sum(outputs[replica::replicas], count) for replica in range(replicas)]
+            outputs = [self._sum(outputs[replica::replicas]) for replica in range(replicas)]
         if len(outputs) == 1:
             return list(outputs[0][:count])
         return [
             _join([result[i] for result in outputs]) if spec.batched else outputs[-1][i]
+            for i, spec in enumerate(self._outputs)
+        ]
+
+    def _sum(self, outputs: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """Add up what the micro-batches returned; what is the same in all of them is not multiplied."""
+        return [
+            torch.stack([result[i] for result in outputs]).sum(0, dtype=outputs[0][i].dtype)
+            if spec.batched
+            else outputs[0][i]
             for i, spec in enumerate(self._outputs)
         ]
 
@@ -166,10 +175,6 @@ def _with_stride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
         if tensor.stride() == stride
         else torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
     )
-
-
-def _sum(outputs: Sequence[Sequence[torch.Tensor]], count: int) -> list[torch.Tensor]:
-    return [torch.stack([result[i] for result in outputs]).sum(0, dtype=outputs[0][i].dtype) for i in range(count)]
 
 
 def _join(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -38,8 +38,8 @@ def _separate(ops: fx.Graph, graph: StepGraph) -> list[fx.Node]:
     output = ops.output_node()
     results: list[fx.Node] = []
     with ops.inserting_before(output):
-        for spec, node in zip(graph.signature.outputs, output.args[0], strict=True):  # pyright: ignore
-            assert isinstance(node, fx.Node)
+        nodes: list[fx.Node] = list(output.args[0])  # pyright: ignore
+        for spec, node in zip(graph.signature.outputs, nodes, strict=True):
             if spec.role is OutputRole.NEW_VALUE and memory_owner(node).op == "placeholder":
                 copied = ops.call_function(aten.clone.default, (node,))
                 copied.meta = dict(node.meta)

@@ -1,0 +1,44 @@
+# Everything a newcomer or a continuous-integration job runs. Each target first makes .venv and installs into it;
+# the stamp file remembers that, so only a change of the requirements installs again.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CHECKED := src tests examples $(wildcard benchmarks)
+
+.PHONY: help demo test bench check format clean
+
+help:
+	@echo "make demo    train a classifier on real images on the emulated IPU"
+	@echo "make test    format check, lint, type check and the whole test suite"
+	@echo "make check   the same as make test"
+	@echo "make bench   compare speed with eager PyTorch and torch.compile"
+	@echo "make format  rewrite the source in the project's format"
+
+demo: $(STAMP)
+	$(BIN)/python examples/digits.py
+
+test check: $(STAMP)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q -n 2
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+format: $(STAMP)
+	$(BIN)/ruff format $(CHECKED)
+	$(BIN)/ruff check --fix $(CHECKED)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else \
+	  "Python 3.10 or newer is needed; choose one with: make PYTHON=python3.12 ...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV); the first time this takes a few minutes."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,test,check]'
+	@touch $@
