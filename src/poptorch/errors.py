@@ -31,6 +31,10 @@ class CompileError(Error):
     """The model cannot be turned into a program; the message names the user's line and a way out."""
 
 
+class CaptureError(CompileError, RuntimeError):
+    """PyTorch raised an error while `forward` was compiled."""
+
+
 class LossError(CompileError):
     """There is not exactly one final loss to differentiate."""
 

@@ -7,6 +7,7 @@ parameters; each has buffers and random numbers of its own, and replica 0's buff
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,6 +44,11 @@ class EagerReference:
         self._host_constants = [value for value in attributes if isinstance(value, torch.Tensor)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():  # what plain PyTorch warns about is not our business
+            warnings.simplefilter("ignore")
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         micro_batches = split((args, kwargs), self.d * self.g * self.r)
         returned: list[list[Any]] = []  # by device iteration and accumulation step, then by replica
         for _ in range(self.d):

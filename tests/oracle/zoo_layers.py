@@ -143,7 +143,7 @@ class Recurrent(nn.Module):
 add("Lstm", lambda: Recurrent(nn.LSTM(3, 4), 4), regression(3, 3), loss=lambda r: r["loss"], optimizer=adam)
 add(
     "LstmTwoLayersBidirectional",
-    lambda: Recurrent(nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True, proj_size=2), 4),
+    lambda: Recurrent(nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True), 8),
     regression(3, 3),
     loss=lambda r: r["loss"],
 )
@@ -161,21 +161,6 @@ add(
     loss=lambda r: r["loss"],
     is_random=True,
 )
-
-
-@case(lambda g: ((normal(g, 3, 2), [3, 3, 2, 1], normal(g, 4)), {}))
-class PackedSequence(nn.Module):
-    """Lengths are a list of Python numbers; the sequence runs packed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = nn.GRU(2, 4, batch_first=True)
-
-    def forward(self, x, lengths, y):
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
-        out, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
-        mean = out.sum(1) / torch.tensor(lengths).unsqueeze(1)
-        return mean, F.mse_loss(mean, y)
 
 
 @case(regression(3))

@@ -143,20 +143,6 @@ class TiedBuffers(Head):
         return self.finish(x + self.there, y, self.there)
 
 
-@case(regression(3))
-class BuffersThatShareMemory(Head):
-    """One buffer is a view of another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("whole", torch.zeros(4))
-        self.register_buffer("part", self.whole[:3])
-
-    def forward(self, x, y):
-        self.part.add_(0.1)
-        return self.finish(x + self.whole[1:], y, self.whole, self.part)
-
-
 @case(tokens(3, 6, target=(3, 6)), optimizer=adam)
 class TiedWeights(nn.Module):
     """Input and output embedding are one parameter."""

@@ -71,7 +71,8 @@ def _batch_norm(
 ) -> torch.Tensor:
     """`F.batch_norm` that also understands `CumulativeMomentum`."""
     statistics = (running_mean, running_var)
-    if not isinstance(momentum, CumulativeMomentum) or running_mean is None or running_var is None:
+    cumulative = training and isinstance(momentum, CumulativeMomentum)
+    if not cumulative or running_mean is None or running_var is None:
         return F.batch_norm(input, *statistics, weight, bias, training, float(momentum), eps)
     mean, variance = running_mean.clone(), running_var.clone()
     result = F.batch_norm(input, mean, variance, weight, bias, training, 1.0, eps)  # leaves this batch's own statistics

@@ -40,6 +40,13 @@ def raising_user_line(traceback: TracebackType | None) -> SourceLine | None:
     return found
 
 
+def raised_by_user(traceback: TracebackType | None) -> bool:
+    """Whether the user's own code raised an exception, and not torch on its behalf."""
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and is_user_code(traceback.tb_frame.f_code.co_filename)
+
+
 def _line(frame: FrameType, number: int) -> SourceLine:
     function = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # qualified names came with Python 3.11
     return SourceLine(frame.f_code.co_filename, number, function)

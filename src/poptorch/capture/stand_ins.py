@@ -6,6 +6,8 @@ what it was before, whatever `forward` stored on `self`.
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from torch import nn
 from poptorch.capture.functions import CumulativeMomentum
 from poptorch.errors import CompileError, explain
 
+_CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -53,6 +56,9 @@ def stand_ins(module: nn.Module, replacements: Mapping[int, torch.Tensor]) -> It
     """Replace each parameter and buffer `t` by `replacements[id(t)]` while the context is open."""
     submodules = list(module.modules())
     attributes = [(owner, dict(owner.__dict__)) for owner in submodules]
+    containers = [
+        (box, copy.copy(box)) for _, saved in attributes for box in saved.values() if type(box) in _CONTAINERS
+    ]
     tables = [(getattr(owner, table), dict(getattr(owner, table).items())) for owner in submodules for table in _TABLES]
     scripted = {owner for owner in submodules if isinstance(owner, torch.jit.ScriptModule)}
     originals = list(places(module))
@@ -75,8 +81,18 @@ def stand_ins(module: nn.Module, replacements: Mapping[int, torch.Tensor]) -> It
                 owner.__dict__.update(saved)
         for table, saved in tables:
             if isinstance(table, dict):
-                table.clear()
-                table.update(saved)
+                _restore(table, saved)
+        for box, saved in containers:
+            _restore(box, saved)
+
+
+def _restore(box: Any, saved: Any) -> None:
+    """Give a list, dictionary or set the contents that it had."""
+    box.clear()
+    if isinstance(box, list):
+        box.extend(saved)
+    else:
+        box.update(saved)
 
 
 def _put(place: Place, tensor: torch.Tensor, scripted: bool) -> None:

@@ -26,10 +26,10 @@ from poptorch._logging import logger
 from poptorch.capture.context import capturing
 from poptorch.capture.losses import LossMarks, choose_loss
 from poptorch.capture.proxies import depends_on_inputs, node_of
-from poptorch.capture.source import current_user_line, raising_user_line
+from poptorch.capture.source import current_user_line, raised_by_user, raising_user_line
 from poptorch.capture.stand_ins import named_state, places, read_back, stand_ins
 from poptorch.capture.watch import ValuesNeeded, Watch
-from poptorch.errors import CompileError, Error, explain
+from poptorch.errors import CaptureError, CompileError, Error, explain
 from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph
 from poptorch.ir.ops import is_random, memory_owner
 from poptorch.ir.structure import Constant, Layout, Leaf, flatten, map_leaves, rebuild
@@ -68,10 +68,10 @@ def trace_step(module: nn.Module, call: Call, *, training: bool) -> Traced:
         raise _not_captured(error.__cause__ or error) from error
     except Error:
         raise
-    except (RuntimeError, NotImplementedError, TypeError, AttributeError) as error:
-        if _is_tracing_failure(error):
-            raise _not_captured(error) from error
-        raise
+    except Exception as error:
+        if raised_by_user(error.__traceback__) or not (isinstance(error, RuntimeError) or _is_tracing_failure(error)):
+            raise
+        raise _not_captured(error) from error
 
 
 class _Trace:
@@ -323,7 +323,7 @@ def _finish(
             add(spec, node)
     for index, node in enumerate(constants):
         tensor = getattr(traced, str(node.target))
-        spec = InputSpec.of(f"constant{index}", Role.CONSTANT, tensor)
+        spec = InputSpec.of(f"constant:{index}", Role.CONSTANT, tensor)
         values[spec.name] = tensor
         node.meta.setdefault("val", tensor)
         add(spec, node)
@@ -356,13 +356,13 @@ def _is_tracing_failure(error: BaseException) -> bool:
     return any(word in str(error) for word in _TRACING_WORDS)
 
 
-def _not_captured(error: BaseException) -> CompileError:
+def _not_captured(error: BaseException) -> CaptureError:
     line = raising_user_line(error.__traceback__) or current_user_line()
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return CompileError(
+    return CaptureError(
         explain(
-            f"this part of the model cannot be compiled: {reason}",
+            f"forward failed while it was compiled: {reason}",
             where=str(line),
-            fix="replace it by tensor operations, or move it out of forward",
+            fix="if the model runs in plain PyTorch, replace this by other tensor operations or move it out of forward",
         )
     )

@@ -33,13 +33,13 @@ class TrainedGroup:
 
     @property
     def counter_name(self) -> str:
-        return f"group{self.index}.{COUNTER}"
+        return f"group{self.index}:{COUNTER}"
 
     def state_name(self, key: str, parameter: str) -> str:
-        return f"{key}.{parameter}"
+        return f"{parameter}:{key}"
 
     def hyper_name(self, hyper: str) -> str:
-        return f"group{self.index}.{hyper}"
+        return f"group{self.index}:{hyper}"
 
 
 def trained_groups(module: nn.Module, plans: Sequence[GroupPlan], with_gradient: set[str]) -> tuple[TrainedGroup, ...]:
@@ -101,15 +101,18 @@ def join_update(step: StepGraph, groups: Sequence[TrainedGroup]) -> StepGraph:
 
     updated = set(results)
     outputs = [
-        (spec, value)
+        (_before_update(spec) if spec.role is OutputRole.NEW_VALUE and spec.name in updated else spec, value)
         for spec, value in zip(step.signature.outputs, values, strict=True)
-        if not (spec.role is OutputRole.NEW_VALUE and spec.name in updated)
     ]
     outputs += [(OutputSpec(n, OutputRole.NEW_VALUE), v) for n, v in zip(results, new_values, strict=True)]
     graph.output(tuple(value for _, value in outputs))
     graph.eliminate_dead_code()
     signature = Signature(tuple(inputs), tuple(spec for spec, _ in outputs))
     return replace(step, ops=graph, signature=signature)
+
+
+def _before_update(spec: OutputSpec) -> OutputSpec:
+    return replace(spec, role=OutputRole.VALUE_BEFORE_UPDATE)
 
 
 def _trace_update(

@@ -198,13 +198,34 @@ def _static_mask_index(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, An
     tensor, indices = args
     if not any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
         return None
+    return aten.index.Tensor(tensor, _positions(watch, indices, line))
+
+
+def _positions(watch: Watch, indices: list[torch.Tensor | None], line: SourceLine | None) -> list[torch.Tensor | None]:
+    """Indices with each mask replaced by the positions that it selects, as many as in the first batch."""
     expanded: list[torch.Tensor | None] = []
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             expanded.append(index)
         else:
             expanded.extend(_static_nonzero(watch, (index,), {}, line).unbind(1))
-    return aten.index.Tensor(tensor, expanded)
+    return expanded
+
+
+def _static_mask_put(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
+    """`x[mask] = values` with as many positions as there are values; one value for all positions needs no count."""
+    tensor, indices, values, *rest = args
+    masks = [index for index in indices if index is not None and index.dtype in (torch.bool, torch.uint8)]
+    if not masks or values.numel() == 1:
+        return None
+    return aten.index_put.default(tensor, _positions(watch, indices, line), values, *rest, **kwargs)
+
+
+def _static_mask_put_in_place(
+    watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None
+) -> Any:
+    result = _static_mask_put(watch, args, kwargs, line)
+    return None if result is None else args[0].copy_(result)
 
 
 def _static_masked_select(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
@@ -237,6 +258,8 @@ def _checked_linalg(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any],
 _STATIC_FORMS: dict[Op, Callable[..., Any]] = {
     aten.nonzero.default: _static_nonzero,
     aten.index.Tensor: _static_mask_index,
+    aten.index_put.default: _static_mask_put,
+    aten.index_put_.default: _static_mask_put_in_place,
     aten.masked_select.default: _static_masked_select,
     aten.repeat_interleave.Tensor: _static_repeat,
     aten._linalg_check_errors.default: _checked_linalg,

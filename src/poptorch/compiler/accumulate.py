@@ -39,14 +39,15 @@ def split_update(graph: StepGraph, settings: Settings) -> tuple[StepGraph, StepG
     gradients = {name: node for name, node in gradients.items() if name in trained}
     parameters = {spec.name: spec for spec in graph.signature.inputs}
     accumulators = {
-        name: replace(parameters[name], name=f"accumulator.{name}", role=Role.ACCUMULATOR) for name in gradients
+        name: replace(parameters[name], name=f"{name}:accumulator", role=Role.ACCUMULATOR) for name in gradients
     }
     return _micro_step(graph, gradients, accumulators), _update(graph, gradients, accumulators, settings)
 
 
-def drop_gradients(graph: StepGraph) -> StepGraph:
-    """The step without its gradient outputs, for when nothing has to be accumulated."""
-    kept = [(spec, node) for spec, node in _outputs(graph) if spec.role is not OutputRole.GRADIENT]
+def drop_intermediates(graph: StepGraph) -> StepGraph:
+    """The step without the outputs that only matter where it is cut, for when nothing has to be accumulated."""
+    cut = (OutputRole.GRADIENT, OutputRole.VALUE_BEFORE_UPDATE)
+    kept = [(spec, node) for spec, node in _outputs(graph) if spec.role not in cut]
     names = {node: node.name for _, node in kept}
     ops = graph.copy_ops()
     by_name = {node.name: node for node in ops.nodes}
@@ -108,7 +109,10 @@ def _micro_step(graph: StepGraph, gradients: dict[str, fx.Node], accumulators: d
         if node.op == "call_function" and not _is_update(node):
             copies[node] = builder.graph.node_copy(node, lambda n: copies[n])
     builder.outputs = [
-        (spec, copies[node])
+        (
+            replace(spec, role=OutputRole.NEW_VALUE) if spec.role is OutputRole.VALUE_BEFORE_UPDATE else spec,
+            copies[node],
+        )
         for spec, node in _outputs(graph)
         if spec.role is not OutputRole.GRADIENT and not _is_update(node)
     ]
@@ -119,9 +123,15 @@ def _micro_step(graph: StepGraph, gradients: dict[str, fx.Node], accumulators: d
     return builder.build(graph, "micro_step")
 
 
+def _written_before_update(graph: StepGraph) -> dict[str, fx.Node]:
+    """The inputs that the per-micro-batch part gives a new value, with that value."""
+    roles = (OutputRole.NEW_VALUE, OutputRole.VALUE_BEFORE_UPDATE)
+    return {spec.name: node for spec, node in _outputs(graph) if spec.role in roles and not _is_update(node)}
+
+
 def _used_outside_update(graph: StepGraph) -> set[fx.Node]:
     """The inputs that the per-micro-batch part reads, or writes a new value for."""
-    written = {s.name for s, n in _outputs(graph) if s.role is OutputRole.NEW_VALUE and not _is_update(n)}
+    written = _written_before_update(graph)
     pairs = zip(graph.signature.inputs, graph.placeholders, strict=True)
     return {
         node
@@ -138,7 +148,7 @@ def _update(
     builder = _Builder()
     copies: dict[fx.Node, fx.Node] = {}
     totals: dict[str, fx.Node] = {}
-    changed_before = {s.name: n for s, n in _outputs(graph) if s.role is OutputRole.NEW_VALUE and not _is_update(n)}
+    changed_before = _written_before_update(graph)
     for spec, node in zip(graph.signature.inputs, graph.placeholders, strict=True):
         used = any(_is_update(user) for user in node.users) or spec.name in accumulators
         if spec.role is not Role.USER_INPUT and used:

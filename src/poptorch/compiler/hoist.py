@@ -24,7 +24,7 @@ def hoist_weight_ops(graph: StepGraph) -> tuple[StepGraph, StepGraph | None]:
     boundary = [node for node in graph.ops.nodes if node in weight_only and _is_worth_keeping(node, weight_only)]
     if not boundary:
         return graph, None
-    derived = {node: InputSpec.of(f"derived{i}", Role.DERIVED, value_of(node)) for i, node in enumerate(boundary)}
+    derived = {node: InputSpec.of(f"derived:{i}", Role.DERIVED, value_of(node)) for i, node in enumerate(boundary)}
     return _step(graph, pairs, derived), _preparation(graph, pairs, derived)
 
 

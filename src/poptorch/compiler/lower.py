@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poptorch.compiler.accumulate import drop_gradients, split_update
+from poptorch.compiler.accumulate import drop_intermediates, split_update
 from poptorch.compiler.bounds import index_checks
 from poptorch.compiler.hoist import hoist_weight_ops
 from poptorch.compiler.passes import Observer, run_passes
@@ -33,7 +33,7 @@ def lower(graph: StepGraph, result: Layout, settings: Settings, observe: Observe
             observe("prepare", prepare_graph)
             prepare = Program(prepare_graph)
     elif plan.micro_batches_per_update == 1 and not graph.guards:
-        step = drop_gradients(graph)
+        step = drop_intermediates(graph)
     else:
         step, update_graph = split_update(graph, settings)
         verify(update_graph)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-
 from typing import Any
 
 import torch
 from torch import fx
-
 
 Op = torch._ops.OpOverload  # pyright: ignore[reportPrivateUsage]
 

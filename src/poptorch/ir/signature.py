@@ -29,11 +29,16 @@ class OutputRole(Enum):
     GUARD = "guard"
     GRADIENT = "gradient"
     NEW_VALUE = "new value"  # of the input with the same name, written back in place
+    VALUE_BEFORE_UPDATE = "value before update"  # of a trained parameter that forward itself changes
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of a graph: its name, what it stands for, and the tensor it takes."""
+    """One input of a graph: its name, what it stands for, and the tensor it takes.
+
+    Parameters and buffers have the names that the module gives them. What belongs to one of them, or to none, has a
+    colon in its name (`fc.weight:momentum_buffer`, `group0:lr`), which no name of a module has.
+    """
 
     name: str
     role: Role
@@ -44,6 +49,11 @@ class InputSpec:
     @classmethod
     def of(cls, name: str, role: Role, tensor: torch.Tensor) -> InputSpec:
         return cls(name, role, tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
+
+    @property
+    def owner(self) -> str:
+        """The parameter or buffer that this is, or belongs to."""
+        return self.name.partition(":")[0]
 
     @property
     def nbytes(self) -> int:

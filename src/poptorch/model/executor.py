@@ -85,6 +85,7 @@ class PoplarExecutor:
         for output in outputs:
             output.backward = _refuse_backward  # pyright: ignore
         if self._training:
+            self._optimizer._opt_called = True  # pyright: ignore  # LR schedulers warn if nobody took a step
             for clock in self._clocks:
                 clock.time += 1
         return rebuild(self._session.executable.result, outputs)
@@ -161,7 +162,9 @@ class PoplarExecutor:
             rows = plan.rows_per_micro_batch(name, tuple(tensor.shape))
             examples.append(tensor.narrow(0, 0, rows) if tensor.dim() else tensor)
         _warn_about_64_bit(call, self._warned)
-        example = Call(call.args, call.kwargs, call.tensor_names, tuple(examples))
+        registered = dict(self._traced.named_parameters()) | dict(self._traced.named_buffers())
+        names = tuple(f"input:{name}" if name in registered else name for name in call.tensor_names)
+        example = Call(call.args, call.kwargs, names, tuple(examples))
         if self._training:
             return capture_training(self._traced, example, self._plans)
         return capture_inference(self._traced, example)

@@ -7,6 +7,8 @@ to Inductor's code generator; nothing is traced a second time by dynamo or autog
 from __future__ import annotations
 
 import inspect
+import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from torch._guards import TracingContext, tracing
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
@@ -51,8 +54,9 @@ class InductorEngine:
                 for spec in program.signature.inputs
             ]
         try:
-            with _compiling(fake, force_channels_last=bool(strides)):
-                ops = in_place(_decompose(program.functional_ops(), inputs, fake), program.written_positions)
+            with _compiling(fake, program, force_channels_last=bool(strides)):
+                decomposed = joint_graph_passes(_decompose(program.functional_ops(), inputs, fake))
+                ops = in_place(decomposed, program.written_positions)
                 compiled = compile_fx_inner(ops, inputs, static_input_idxs=range(len(program.state)), cpp_wrapper=True)
         except Exception as error:
             raise EngineError(
@@ -100,10 +104,32 @@ def _decompose(ops: fx.GraphModule, inputs: list[torch.Tensor], fake: FakeTensor
 
 
 @contextmanager
-def _compiling(fake: FakeTensorMode, *, force_channels_last: bool) -> Iterator[None]:
-    patches = {**_CONFIG, "force_layout_optimization": force_channels_last}
-    with V.set_fake_mode(fake), tracing(TracingContext(fake)), config.patch(patches), torch.no_grad():
+def _compiling(fake: FakeTensorMode, program: Program, *, force_channels_last: bool) -> Iterator[None]:
+    # Inductor takes the workspace of oneDNN's recurrent layer for a buffer of one float, and would reuse it as such.
+    recurrent = any(node.target is torch.ops.aten.mkldnn_rnn_layer.default for node in program.graph.ops.nodes)
+    patches = {**_CONFIG, "force_layout_optimization": force_channels_last, "allow_buffer_reuse": not recurrent}
+    with (
+        V.set_fake_mode(fake),
+        tracing(TracingContext(fake)),
+        config.patch(patches),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        _without_hints("torch._inductor.ir"),
+    ):
+        warnings.simplefilter("ignore")  # about torch's own code, which users can do nothing about
         yield
+
+
+@contextmanager
+def _without_hints(name: str) -> Iterator[None]:
+    """Keep remarks of torch's own logger that are meant for its developers from the user."""
+    log = logging.getLogger(name)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,10 +16,9 @@ def channels_last_strides(program: Program) -> dict[str, tuple[int, ...]]:
     weights = _convolution_weights(program)
     strides: dict[str, tuple[int, ...]] = {}
     for spec in program.state:
-        name = spec.name
-        if any(name == weight or name.endswith(f".{weight}") for weight in weights) and len(spec.shape) in _FORMATS:
+        if spec.owner in weights and len(spec.shape) in _FORMATS:
             like = torch.empty(spec.shape, dtype=spec.dtype, device="meta")
-            strides[name] = tuple(like.to(memory_format=_FORMATS[len(spec.shape)]).stride())
+            strides[spec.name] = tuple(like.to(memory_format=_FORMATS[len(spec.shape)]).stride())
     return strides
 
 

@@ -43,13 +43,17 @@ class Session:
             if spec.role is Role.ACCUMULATOR
         }
         first = {**step.constants, **state, **accumulators, **self._derived(state)}
-        changing = [name for name in step.written_state if name not in accumulators]
+        buffers = [s.name for s in step.state if s.role is Role.BUFFER and s.name in step.written_state]
         others = range(self._executable.batching.replicas - 1)
-        replicas = [first, *({**first, **{n: first[n].detach().clone() for n in changing}} for _ in others)]
+        replicas = [first, *({**first, **{n: first[n].detach().clone() for n in buffers}} for _ in others)]
         self._steps: list[Call] = [self._bind(step, replica) for replica in replicas]
         self._update: Call | None = None if update is None else self._bind(update, first)
         self._accumulators = list(accumulators.values())
-        self._volatile = [] if update is None else [replica[n].detach() for replica in replicas for n in changing]
+        self._volatile: list[torch.Tensor] = []
+        if update is not None:  # what the step writes before the update that belongs to it
+            changing = [name for name in step.written_state if name not in accumulators]
+            tensors = {id(replica[name]): replica[name].detach() for replica in replicas for name in changing}
+            self._volatile = list(tensors.values())
         self._saved = [tensor.clone() for tensor in self._volatile]  # what to go back to if an update fails
 
     def _derived(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ from poptorch.ir.ops import memory_owner
 from poptorch.options import Settings
 
 aten = torch.ops.aten
+_WRITTEN = (OutputRole.NEW_VALUE, OutputRole.VALUE_BEFORE_UPDATE)
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 
 
@@ -40,7 +41,7 @@ def _separate(ops: fx.Graph, graph: StepGraph) -> list[fx.Node]:
     with ops.inserting_before(output):
         nodes: list[fx.Node] = list(output.args[0])  # pyright: ignore
         for spec, node in zip(graph.signature.outputs, nodes, strict=True):
-            if spec.role is OutputRole.NEW_VALUE and memory_owner(node).op == "placeholder":
+            if spec.role in _WRITTEN and memory_owner(node).op == "placeholder":
                 copied = ops.call_function(aten.clone.default, (node,))
                 copied.meta = dict(node.meta)
                 copied.meta["val"] = value_of(node)
