@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from typing import TextIO
@@ -54,6 +55,12 @@ def setLogLevel(level: str | int) -> None:
     if level not in _LEVELS:
         raise ValueError(f"Unknown log level: {level}. Valid values are DEBUG, ERR, INFO, OFF, TRACE and WARN")
     logger.setLevel(_LEVELS[level])
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """Log a warning, the first time in this process that it is given."""
+    logger.warning("%s", text)
 
 
 def configure() -> None:

@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
-from poptorch._logging import logger
+from poptorch._logging import logger, warn_once
 from poptorch.capture.context import capturing
 from poptorch.capture.losses import LossMarks, choose_loss
 from poptorch.capture.proxies import depends_on_inputs, node_of
@@ -180,8 +180,7 @@ class _Trace:
             tensor = tensors[index]
             if not isinstance(tensor, FunctionalTensor):
                 return Constant(_host_output(tensor))
-            value = tensor.detach()
-            value = value.to(NARROWED.get(value.dtype, value.dtype))
+            value = _narrow_result(tensor.detach())
             node = _origin(value)
             assert node is not None
             if node not in positions:
@@ -275,9 +274,17 @@ def _quiet_tracing(training: bool) -> Iterator[FakeTensorMode]:
             torch.clear_autocast_cache()
 
 
+def _narrow_result(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype not in NARROWED:
+        return tensor
+    narrow = NARROWED[tensor.dtype]
+    warn_once(f"a model returns {tensor.dtype}, which IPUs do not have: the result is {narrow} instead.")
+    return tensor.to(narrow)
+
+
 def _narrow_float(tensor: torch.Tensor) -> torch.Tensor:
-    """float64 and bfloat16 arrive on the device as float32; 64-bit integers are only narrowed in results."""
-    if tensor.dtype is not torch.float64:
+    """float64 and bfloat16 are float32 on the device; 64-bit integers are only narrowed in results."""
+    if tensor.dtype not in (torch.float64, torch.bfloat16):
         return tensor
     narrowed = tensor.float()
     if getattr(tensor, "_is_param", False):

@@ -161,7 +161,6 @@ class PoplarExecutor:
         for name, tensor in zip(call.tensor_names, tensors, strict=True):
             rows = plan.rows_per_micro_batch(name, tuple(tensor.shape))
             examples.append(tensor.narrow(0, 0, rows) if tensor.dim() else tensor)
-        _warn_about_64_bit(call, self._warned)
         registered = dict(self._traced.named_parameters()) | dict(self._traced.named_buffers())
         names = tuple(f"input:{name}" if name in registered else name for name in call.tensor_names)
         example = Call(call.args, call.kwargs, names, tuple(examples))
@@ -305,14 +304,6 @@ def _refuse_backward(*args: Any, **kwargs: Any) -> None:
         "backward() cannot be called explicitly on outputs of a PopTorch model: the call of the training model has "
         "already run the backward pass and the weight update."
     )
-
-
-def _warn_about_64_bit(call: CallSpec, warned: set[str]) -> None:
-    wide = [
-        f"{n} ({d})" for n, d in zip(call.tensor_names, call.dtypes, strict=True) if d in (torch.int64, torch.float64)
-    ]
-    if wide:
-        logger.info("64-bit tensors become 32-bit on the device: %s. Results have 32-bit types.", ", ".join(wide))
 
 
 @contextmanager

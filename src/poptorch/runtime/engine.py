@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from poptorch import environment
-from poptorch._logging import logger
+from poptorch._logging import warn_once
 from poptorch.errors import Error
 from poptorch.executable import Program
 
@@ -50,7 +50,10 @@ def choose_engine(requested: str | None) -> Engine:
     if name and name not in ENGINES:
         raise Error(f"{environment.ENGINE.name} is {name!r}, but the engines are {' and '.join(map(repr, ENGINES))}.")
     if not name and not has_compiler():
-        _warn_once_about_compiler()
+        warn_once(
+            "no C++ compiler was found: models run on the eager engine, which is slower. "
+            "Install g++ (for example `apt-get install g++`) and run again for native code."
+        )
         name = "eager"
     if name == "eager":
         from poptorch.runtime.eager import EagerEngine
@@ -64,15 +67,3 @@ def choose_engine(requested: str | None) -> Engine:
 def has_compiler() -> bool:
     """Whether there is a C++ compiler for the inductor engine to call."""
     return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "g++", "clang++"))
-
-
-_warned: set[str] = set()
-
-
-def _warn_once_about_compiler() -> None:
-    if "compiler" not in _warned:
-        _warned.add("compiler")
-        logger.warning(
-            "no C++ compiler was found: models run on the eager engine, which is slower. "
-            "Install g++ (for example `apt-get install g++`) and run again for native code."
-        )
