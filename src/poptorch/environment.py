@@ -22,4 +22,6 @@ ENGINE = Variable("POPTORCH_ENGINE", "", "engine to use, `inductor` or `eager`; 
 DUMP = Variable("POPTORCH_DUMP", "", "folder that receives the graph after each pass, one text file per pass")
 LOG_LEVEL = Variable("POPTORCH_LOG_LEVEL", "WARN", "TRACE, DEBUG, INFO, WARN, ERR or OFF (also 0-4 and 6)")
 
-VARIABLES: tuple[Variable, ...] = (ENGINE, DUMP, LOG_LEVEL)
+KEEP_MEMORY = Variable("POPTORCH_KEEP_MEMORY", "1", "0 returns freed memory to the system during training; slower")
+
+VARIABLES: tuple[Variable, ...] = (ENGINE, DUMP, LOG_LEVEL, KEEP_MEMORY)

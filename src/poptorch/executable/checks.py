@@ -34,7 +34,7 @@ class IndexCheck:
         indices = tensors[self.position] if self.ops is None else self.ops(*tensors)
         low, high = torch.aminmax(indices)
         least = -self.size if self.wraps else 0
-        if low >= least and high < self.size:
+        if low.item() >= least and high.item() < self.size:
             return
         wrong = (indices < least) | (indices >= self.size)
         if self.ignored is not None:

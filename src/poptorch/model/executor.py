@@ -24,7 +24,7 @@ from poptorch.model.clock import Clock, clocks_of
 from poptorch.model.state import OwnedState, Snapshot
 from poptorch.optim import plan_groups
 from poptorch.options import Options, resolve
-from poptorch.runtime import EagerEngine, Session, choose_engine
+from poptorch.runtime import EagerEngine, Session, choose_engine, return_freed_memory
 
 _NOT_COMPILED = (
     "Model has not been compiled or has been destroyed. Call it, or call compile() with an example batch, first."
@@ -193,7 +193,9 @@ class PoplarExecutor:
 
     def destroy(self) -> None:
         """Release the program and unwrap the model; it can be wrapped again, and calling it again compiles again."""
-        self._forget()
+        if self._session is not None:
+            self._forget()
+            return_freed_memory()
         reference = _wrapped.get(self._user_model)
         if reference is not None and reference() is self:
             del _wrapped[self._user_model]

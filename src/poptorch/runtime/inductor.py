@@ -32,12 +32,14 @@ from poptorch.errors import EngineError, explain
 from poptorch.executable import Program, in_place
 from poptorch.runtime.engine import Call
 from poptorch.runtime.layout import channels_last_strides
+from poptorch.runtime.memory import keep_freed_memory
 
 _CONFIG: dict[str, Any] = {
     "size_asserts": False,
     "nan_asserts": False,
     "alignment_asserts": False,
     "scalar_asserts": False,
+    "cpp.min_chunk_size": 4096,  # waking a second thread for less costs more than it gains
 }
 
 
@@ -46,6 +48,7 @@ class InductorEngine:
     name: str = "inductor"
 
     def compile(self, program: Program) -> InductorKernel:
+        keep_freed_memory()
         strides = channels_last_strides(program)
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         with fake:

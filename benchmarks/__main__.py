@@ -1,0 +1,130 @@
+"""`python -m benchmarks`: measure, print one table per kind, and end with an error if a peer crashed or went astray."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report, single
+from benchmarks.measure import Comparison, Effort, WorkerError, compare_inference, compare_training
+from benchmarks.peers import has_jax
+from benchmarks.workloads import WORKLOADS, Workload
+
+Result = tuple[list[Any], str]  # the values for --json, and the table
+
+
+class Bench:
+    """One run: which workloads, how carefully, and what went wrong so far."""
+
+    def __init__(self, workloads: list[Workload], quick: bool) -> None:
+        self.workloads, self.quick = workloads, quick
+        self.effort = Effort(rounds=5, seconds=0.3) if quick else Effort(rounds=9, seconds=0.6)
+        self.problems: list[str] = []
+
+    def train(self) -> Result:
+        """Training steps against every peer."""
+        found = self._compare((w.name, lambda w=w: compare_training(w, self.effort)) for w in self.workloads)
+        title = "Training: microseconds per step, and how many times faster poptorch is"
+        return found, report.comparison_table(title, found, ("eager", "compile"))
+
+    def infer(self) -> Result:
+        """Forward passes, batch 1 and 32."""
+        found = self._compare(
+            (f"{w.name} batch {size}", lambda w=w, size=size: compare_inference(w, size, self.effort))
+            for w in self.workloads
+            if w.infers
+            for size in (1, 32)
+        )
+        title = "Inference: microseconds per call, and how many times faster poptorch is"
+        return found, report.comparison_table(title, found, ("compile",))
+
+    def call(self) -> Result:
+        """What a call costs beyond its kernel."""
+        found = self._try("call", lambda: single.call_costs(calls=1000 if self.quick else 3000)) or []
+        return found, report.call_cost_table(found)
+
+    def compile(self) -> Result:
+        """Time to compile, with an empty and a filled cache."""
+        chosen = [w for w in self.workloads if not self.quick or w.name in ("mlp", "cnn")]
+        times = [self._try(w.name, lambda w=w: single.compile_times(w)) or [] for w in chosen]
+        found = [time for pair in times for time in pair]
+        return found, report.compile_time_table(found)
+
+    def memory(self) -> Result:
+        """Peak memory of training."""
+        chosen = [w for w in self.workloads if not self.quick or w.name in ("mlp", "cnn")]
+        steps, repeats = (20, 1) if self.quick else (50, 3)
+        found = [m for w in chosen if (m := self._try(w.name, lambda w=w: single.peak_memory(w, steps, repeats)))]
+        return found, report.memory_table(found)
+
+    def _compare(self, jobs: Iterator[tuple[str, Callable[[], Comparison]]]) -> list[Comparison]:
+        found = [comparison for name, job in jobs if (comparison := self._try(name, job)) is not None]
+        self.problems += [problem for comparison in found for problem in comparison.problems]
+        return found
+
+    def _try(self, name: str, job: Callable[[], Any]) -> Any:
+        print(f"measuring {name} …", file=sys.stderr, flush=True)
+        try:
+            return job()
+        except WorkerError as error:
+            self.problems.append(f"{name}: {error}")
+            return None
+
+
+KINDS = ("train", "infer", "call", "compile", "memory")
+
+
+def main() -> int:
+    arguments = _parse()
+    names = arguments.only or [name for name, w in WORKLOADS.items() if w.is_small or not arguments.quick]
+    bench = Bench([WORKLOADS[name] for name in names], arguments.quick)
+    results: dict[str, list[Any]] = {}
+    _warn_about_load()
+    if not has_jax():
+        print("JAX is not installed: that peer is left out.\n")
+    for kind in arguments.kinds:
+        results[kind], text = getattr(bench, kind)()
+        print(text, end="\n\n", flush=True)
+    if arguments.json:
+        plain = {kind: [dataclasses.asdict(value) for value in values] for kind, values in results.items()}
+        arguments.json.write_text(json.dumps({**plain, "problems": bench.problems}, indent=1))
+    for problem in bench.problems:
+        print(f"\nBROKEN: {problem}", file=sys.stderr)
+    return 1 if bench.problems else 0
+
+
+def _warn_about_load() -> None:
+    """Other programs on these cores make every number here unreliable, so the reader must know."""
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"WARNING: the machine is not idle (load average {load:.1f}); ratios below may be far off.\n")
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="poptorch against its peers.")
+    parser.add_argument("--quick", action="store_true", help="the small workloads only, and fewer rounds")
+    parser.add_argument("--only", type=_choice(WORKLOADS), default=None, metavar="NAMES", help=", ".join(WORKLOADS))
+    parser.add_argument("--kinds", type=_choice(KINDS), default=list(KINDS), metavar="KINDS", help=", ".join(KINDS))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number to this file")
+    return parser.parse_args()
+
+
+def _choice(allowed: Any) -> Callable[[str], list[str]]:
+    def names(text: str) -> list[str]:
+        chosen = [name.strip() for name in text.split(",") if name.strip()]
+        unknown = [name for name in chosen if name not in allowed]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(allowed)}")
+        return chosen
+
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

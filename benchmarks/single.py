@@ -1,0 +1,85 @@
+"""Measurements without interleaving: each value comes from a process of its own. Drives the tasks in `tasks`."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.measure import Worker
+from benchmarks.workloads import Workload
+
+
+@dataclass(frozen=True)
+class CallCost:
+    """What a step of a tiny model costs beyond its kernel."""
+
+    device_iterations: int
+    goal_us: float
+    step_us: float
+    kernel_us: float
+    overhead_us: float
+    profile: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class CompileTime:
+    """Seconds until a workload trains, with an empty cache and with one filled by an earlier process."""
+
+    workload: str
+    peer: str
+    cold: float
+    cached: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Growth of the resident memory while a workload trains, in MiB per peer; `process` includes compiling."""
+
+    workload: str
+    steps: dict[str, float]
+    process: dict[str, float]
+
+    @property
+    def ratio(self) -> float:
+        return self.steps["poptorch"] / self.steps["eager"]
+
+
+def call_costs(calls: int) -> list[CallCost]:
+    found: list[CallCost] = []
+    for device_iterations, goal_us in ((1, 60.0), (100, 15.0)):
+        with Worker() as worker:
+            answer = worker.ask(op="task", name="call_cost", device_iterations=device_iterations, calls=calls)
+        found.append(CallCost(device_iterations, goal_us, **answer))
+    return found
+
+
+def compile_times(workload: Workload) -> list[CompileTime]:
+    """Every process sees only the cache directory that was made for this peer."""
+    found: list[CompileTime] = []
+    for peer in ("compile", "poptorch"):
+        with tempfile.TemporaryDirectory(prefix="bench-cache-") as cache:
+            cold, cached = (_task(cache, "compile_time", peer=peer, workload=workload.name) for _ in range(2))
+        found.append(CompileTime(workload.name, peer, cold["seconds"], cached["seconds"]))
+    return found
+
+
+def peak_memory(workload: Workload, steps: int, repeats: int) -> Memory:
+    """The median of some processes per peer; a first one, not counted, fills the cache."""
+    answers: dict[str, list[dict[str, float]]] = {"eager": [], "poptorch": []}
+    with tempfile.TemporaryDirectory(prefix="bench-cache-") as cache:
+        _task(cache, "compile_time", peer="poptorch", workload=workload.name)
+        for _ in range(repeats):
+            for peer, found in answers.items():
+                found.append(_task(cache, "peak_memory", peer=peer, workload=workload.name, steps=steps))
+    medians = {
+        key: {peer: statistics.median(answer[key] for answer in found) for peer, found in answers.items()}
+        for key in ("steps_mib", "process_mib")
+    }
+    return Memory(workload.name, medians["steps_mib"], medians["process_mib"])
+
+
+def _task(cache: str, name: str, **arguments: Any) -> dict[str, Any]:
+    with Worker({"TORCHINDUCTOR_CACHE_DIR": cache, "XDG_CACHE_HOME": cache}) as worker:
+        return worker.ask(op="task", name=name, **arguments)
