@@ -71,3 +71,14 @@ def test_engines_agree(engine):
     expected = model(x, target)[1].detach()
     inference = poptorch.inferenceModel(model, poptorch.Options().engine(engine))
     torch.testing.assert_close(inference(x, target)[1], expected)
+
+
+@pytest.mark.inductor
+def test_model_without_inputs_and_outputs_runs(engine):
+    class Nothing(torch.nn.Module):
+        def forward(self):
+            pass
+
+    model = poptorch.inferenceModel(Nothing(), poptorch.Options().engine(engine))
+    assert model() is None
+    assert model() is None

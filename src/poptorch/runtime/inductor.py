@@ -68,7 +68,8 @@ class InductorEngine:
                     fix="run on the eager engine: Options.engine('eager') or POPTORCH_ENGINE=eager",
                 )
             ) from error
-        return InductorKernel(_native_entry(compiled.current_callable), strides)  # pyright: ignore
+        function = getattr(compiled, "current_callable", compiled)  # a graph without ops is handed back as it is
+        return InductorKernel(_native_entry(function), strides)
 
 
 @dataclass(frozen=True)
