@@ -35,7 +35,7 @@ def _cnn(w: list[jax.Array], x: jax.Array) -> jax.Array:
     return _mlp(w[4:], x.reshape(x.shape[0], -1))
 
 
-NETWORKS = {"mlp": _mlp, "mlp-b64": _mlp, "cnn": _cnn}
+NETWORKS = {"mlp": _mlp, "mlp-b64": _mlp, "cnn-wide": _cnn}
 
 
 def _weights(workload: Workload) -> list[jax.Array]:

@@ -34,9 +34,6 @@ class Worker:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         threads = str(THREADS)
         own = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "POPTORCH_LOG_LEVEL": "ERR"}
-        # Threads that spin at a barrier while another process holds the core wait for its whole time slice: a step
-        # then takes 100 times longer. Sleeping costs a few microseconds and is the same for every peer.
-        own["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "passive")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker"],
             stdin=subprocess.PIPE,
