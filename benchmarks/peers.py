@@ -162,7 +162,7 @@ TRAINERS: dict[str, dict[str, Trainer]] = {
     "compile": {
         "model + optimizer": train_compile_parts,
         "whole step": train_compile_step,
-        # torch 2.13 computes wrong gradients for `cnn` when Inductor chooses channels-last by itself
+        # torch 2.13 computes wrong gradients for `cnn-wide` when Inductor chooses channels-last by itself
         _KEEP_LAYOUT: lambda workload: train_compile_parts(workload, layout_optimization=False),
     },
     "poptorch": {"D=1": train_poptorch},
