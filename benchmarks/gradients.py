@@ -1,8 +1,8 @@
 """Check the gradient of the first step against eager float64, parameter by parameter.
 
 Losses alone do not show a wrong gradient: with convolution gradients that are entirely wrong, the first eight losses
-of `cnn-wide` still agree to three digits. The gradient is read where the optimiser left it: after one step from nothing,
-the momentum of SGD is the gradient, and the first moment of Adam is the gradient times (1 - beta1).
+of `cnn-wide` still agree to three digits. The gradient is read where the optimiser left it: after one step from
+nothing, the momentum of SGD is the gradient, and the first moment of Adam is the gradient times (1 - beta1).
 """
 
 from __future__ import annotations
