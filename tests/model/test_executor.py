@@ -968,3 +968,22 @@ def test_argument_may_have_the_name_of_a_parameter():
     training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=1.0))
     assert training(torch.tensor([1.0, 2.0, 3.0])).item() == 6
     assert model.weight.tolist() == [0.0, -1.0, -2.0]
+
+
+def test_copy_to_host_if_needed_copies_the_buffers_of_an_inference_model_once():
+    class Counter(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self):
+            self.count += 1
+            return self.count
+
+    model = Counter()
+    executor = poptorch.inferenceModel(model, poptorch.Options().engine("eager"))
+    executor()
+    assert model.count.item() == 0
+    assert executor.copyWeightsToHostIfNeeded()
+    assert model.count.item() == 1
+    assert not executor.copyWeightsToHostIfNeeded()

@@ -68,6 +68,7 @@ class PoplarExecutor:
         self._clocks: list[Clock] = []
         self._seen: list[int] = []
         self._is_attached = False
+        self._host_is_stale = False  # whether an inference program has buffers that the module does not know of
 
     # ---- running
 
@@ -88,6 +89,8 @@ class PoplarExecutor:
             self._optimizer._opt_called = True  # pyright: ignore  # LR schedulers warn if nobody took a step
             for clock in self._clocks:
                 clock.time += 1
+        elif self._session.executable.step.written_state:
+            self._host_is_stale = True
         return rebuild(self._session.executable.result, outputs)
 
     def _synchronise(self, session: Session) -> None:
@@ -112,6 +115,7 @@ class PoplarExecutor:
         assert self._session is not None
         self._seen = [clock.time for clock in self._clocks]
         state.refresh()
+        self._host_is_stale = False
         self._session.bind(state.tensors())
 
     # ---- compiling
@@ -228,10 +232,14 @@ class PoplarExecutor:
         if isinstance(state, Snapshot):
             assert self._session is not None
             state.write_back(self._session.executable.step.written_state)
+            self._host_is_stale = False
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Like `copyWeightsToHost`, but tells whether anything had to be copied."""
-        return False
+        if not self._host_is_stale:
+            return False
+        self.copyWeightsToHost()
+        return True
 
     def copyWeightsToDevice(self) -> None:
         """Let the program use the weights that the module has now."""
