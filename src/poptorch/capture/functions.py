@@ -37,8 +37,8 @@ def _ctc_loss(
     zero_infinity: bool = False,
 ) -> torch.Tensor:
     """`F.ctc_loss` with the lengths as values of the batch instead of constants of the program."""
-    to_tensor = lambda value: torch.as_tensor(value, dtype=torch.int64)  # noqa: E731
-    input_lengths, target_lengths = to_tensor(input_lengths), to_tensor(target_lengths)
+    input_lengths = torch.as_tensor(input_lengths, dtype=torch.int64)
+    target_lengths = torch.as_tensor(target_lengths, dtype=torch.int64)
     losses, _ = torch.ops.aten._ctc_loss.Tensor(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
     if zero_infinity:
         losses = torch.where(losses == float("inf"), torch.zeros_like(losses), losses)

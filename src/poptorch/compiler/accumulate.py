@@ -170,9 +170,7 @@ def _update(
         (spec, copies[node]) for spec, node in _outputs(graph) if spec.role is OutputRole.NEW_VALUE and _is_update(node)
     ]
     for name, spec in accumulators.items():
-        zero = builder.call(Phase.UPDATE, aten.mul.Tensor, totals[name], 0.0, like=gradients[name])
-        zero.target = aten.zeros_like.default
-        zero.args = (totals[name],)
+        zero = builder.call(Phase.UPDATE, aten.zeros_like.default, totals[name], like=gradients[name])
         builder.outputs.append((OutputSpec(spec.name, OutputRole.NEW_VALUE), zero))
     built = builder.build(graph, "update")
     return replace(built, guards=(), draws_random_numbers=False, constants={})

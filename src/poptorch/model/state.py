@@ -13,6 +13,7 @@ from poptorch.capture import TrainedGroup
 from poptorch.errors import ArgumentError, OptimizerError, explain
 from poptorch.ir import InputSpec, Role
 from poptorch.optim import GroupPlan
+from poptorch.runtime import with_stride
 
 Strides = Mapping[str, tuple[int, ...]]
 
@@ -105,7 +106,7 @@ class OwnedState:
         table, attribute = _table(self._module, spec)
         stride = self._strides.get(spec.name, spec.stride)
         if tensor.stride() != stride:
-            tensor.data = _with_stride(tensor.detach(), stride)
+            tensor.data = with_stride(tensor.detach(), stride)
         self._seats.append(_Seat(table, attribute, tensor, tensor.data_ptr()))
         return tensor
 
@@ -144,7 +145,7 @@ class Snapshot:
         self._specs = [spec for spec in specs if spec.role in (Role.PARAMETER, Role.BUFFER)]
         self._originals = self._find()
         self._copies = {
-            name: _with_stride(tensor.detach(), strides.get(name, tensor.stride()), always=True)
+            name: with_stride(tensor.detach(), strides.get(name, tensor.stride()), always_copy=True)
             for name, tensor in self._originals.items()
         }
         self._versions = self._host_versions()
@@ -206,13 +207,7 @@ def _table(module: nn.Module, spec: InputSpec) -> tuple[Any, str]:
     return (owner._parameters if spec.role is Role.PARAMETER else owner._buffers), attribute
 
 
-def _with_stride(tensor: torch.Tensor, stride: tuple[int, ...], *, always: bool = False) -> torch.Tensor:
-    if tensor.stride() == stride and not always:
-        return tensor
-    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-
-
 def _state_tensor(existing: torch.Tensor | None, parameter: nn.Parameter, stride: tuple[int, ...]) -> torch.Tensor:
     if existing is None:
         return torch.empty_strided(parameter.shape, stride, dtype=parameter.dtype).zero_()
-    return _with_stride(existing.to(parameter.dtype), stride)
+    return with_stride(existing.to(parameter.dtype), stride)

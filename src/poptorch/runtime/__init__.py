@@ -2,7 +2,8 @@
 
 from poptorch.runtime.eager import EagerEngine
 from poptorch.runtime.engine import Engine, Kernel, choose_engine
+from poptorch.runtime.layout import with_stride
 from poptorch.runtime.memory import return_freed_memory
 from poptorch.runtime.session import Session
 
-__all__ = ["EagerEngine", "Engine", "Kernel", "Session", "choose_engine", "return_freed_memory"]
+__all__ = ["EagerEngine", "Engine", "Kernel", "Session", "choose_engine", "return_freed_memory", "with_stride"]

@@ -33,3 +33,10 @@ def _convolution_weights(program: Program) -> set[str]:
             if owner in placeholders:
                 weights.add(placeholders[owner].name)
     return weights
+
+
+def with_stride(tensor: torch.Tensor, stride: tuple[int, ...], *, always_copy: bool = False) -> torch.Tensor:
+    """The values of a tensor in another memory layout; the tensor itself if it has that layout already."""
+    if tensor.stride() == stride and not always_copy:
+        return tensor
+    return torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)

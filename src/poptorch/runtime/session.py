@@ -13,6 +13,7 @@ import torch
 from poptorch.errors import GuardError, explain
 from poptorch.executable import Executable, InputSpec, OutputRole, Program, Role
 from poptorch.runtime.engine import Call, Kernel
+from poptorch.runtime.layout import with_stride
 from poptorch.runtime.random import RandomStreams
 
 
@@ -64,7 +65,7 @@ class Session:
         results = self._bind(prepare, state)([])
         specs = {spec.name: spec for spec in self._executable.step.state}
         named = zip((spec.name for spec in prepare.returned), results, strict=True)
-        return {name: _with_stride(tensor, self._stride(specs[name])) for name, tensor in named}
+        return {name: with_stride(tensor, self._stride(specs[name])) for name, tensor in named}
 
     def _stride(self, spec: InputSpec) -> tuple[int, ...]:
         wanted = [kernel.strides[spec.name] for kernel in self._kernels.values() if spec.name in kernel.strides]
@@ -171,14 +172,6 @@ class Session:
             else outputs[0][i]
             for i, spec in enumerate(self._outputs)
         ]
-
-
-def _with_stride(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    return (
-        tensor
-        if tensor.stride() == stride
-        else torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
-    )
 
 
 def _join(tensors: list[torch.Tensor]) -> torch.Tensor:
