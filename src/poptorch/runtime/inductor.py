@@ -20,7 +20,6 @@ from torch._C import _aoti  # pyright: ignore[reportAttributeAccessIssue]
 from torch._guards import TracingContext, tracing
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
-from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -30,14 +29,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from poptorch.errors import EngineError, explain
 from poptorch.executable import Program, in_place
+from poptorch.runtime.decompositions import decompositions, runs_in_pytorch
 from poptorch.runtime.engine import Call
 from poptorch.runtime.layout import channels_last_strides
 from poptorch.runtime.memory import keep_freed_memory
 
-# PyTorch's own pooling kernels are several times faster than what Inductor generates for a CPU.
-_KEPT_WHOLE = frozenset(
-    {torch.ops.aten.max_pool2d_with_indices.default, torch.ops.aten.max_pool2d_with_indices_backward.default}
-)
 _CONFIG: dict[str, Any] = {
     "size_asserts": False,
     "nan_asserts": False,
@@ -105,11 +101,11 @@ def _native_entry(compiled: Any) -> Callable[[list[torch.Tensor]], Sequence[torc
 
 def _decompose(ops: fx.GraphModule, inputs: list[torch.Tensor], fake: FakeTensorMode) -> fx.GraphModule:
     """The same ops in terms of those that Inductor generates code for, with the inputs' memory layouts."""
-    table = {op: rule for op, rule in select_decomp_table().items() if op not in _KEPT_WHOLE}
     with fake, fx_traceback.preserve_node_meta():
-        decomposed = make_fx(fx.Interpreter(ops).run, decomposition_table=table, _allow_non_fake_inputs=True)(*inputs)
+        trace = make_fx(fx.Interpreter(ops).run, decomposition_table=decompositions(), _allow_non_fake_inputs=True)
+        decomposed = trace(*inputs)
     for node in decomposed.graph.nodes:
-        if node.target in _KEPT_WHOLE:
+        if runs_in_pytorch(node):
             node.meta["should_fallback"] = True
     return decomposed
 

@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from poptorch.compiler.passes.canonicalize import canonicalize
+from poptorch.compiler.passes.convolution import separate_bias_gradients
 from poptorch.compiler.passes.dead import remove_dead_ops
 from poptorch.compiler.passes.fold_norm import fold_batch_norm
+from poptorch.compiler.passes.pooling import pool_before_relu
 from poptorch.ir import StepGraph, verify
 from poptorch.options import Settings
 
 Pass = Callable[[StepGraph, Settings], StepGraph]
 Observer = Callable[[str, StepGraph], None]
 
-PASSES: tuple[Pass, ...] = (canonicalize, fold_batch_norm, remove_dead_ops)
+PASSES: tuple[Pass, ...] = (
+    canonicalize,
+    fold_batch_norm,
+    pool_before_relu,
+    separate_bias_gradients,
+    remove_dead_ops,
+)
 
 
 def run_passes(graph: StepGraph, settings: Settings, observe: Observer) -> StepGraph:

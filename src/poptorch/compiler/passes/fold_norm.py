@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.ir import Note, Phase, StepGraph, annotation, value_of
+from poptorch.compiler.passes.rewrite import insert
+from poptorch.ir import StepGraph, value_of
 from poptorch.options import Settings
 
 aten = torch.ops.aten
@@ -55,11 +56,7 @@ def _fold(graph: fx.Graph, norm: fx.Node) -> None:
     gamma, beta, mean, variance, _, epsilon = norm.args[1:7]
 
     def call(target: Any, *args: Any) -> fx.Node:
-        node = graph.call_function(target, args)
-        values = [value_of(arg) if isinstance(arg, fx.Node) else arg for arg in args]
-        with value_of(convolution).fake_mode if hasattr(value_of(convolution), "fake_mode") else torch.no_grad():
-            node.meta = {"val": target(*values), "custom": annotation(Note(Phase.FORWARD))}
-        return node
+        return insert(graph, convolution, target, *args)
 
     with graph.inserting_before(convolution):
         scale = call(aten.rsqrt.default, call(aten.add.Scalar, variance, epsilon))
