@@ -6,6 +6,9 @@ All of them derive from `poptorch.Error`; where a Python programmer would expect
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class Error(Exception):
     """Something went wrong in PopTorch: `message` is the text, `type` the layer, `location` the context."""
@@ -37,6 +40,22 @@ class CaptureError(CompileError, RuntimeError):
 
 class LossError(CompileError):
     """There is not exactly one final loss to differentiate."""
+
+
+class OptionError(Error, AssertionError):
+    """An option does not exist, or was given a value of the wrong type or out of range."""
+
+
+class OptionValueError(Error, ValueError):
+    """An option was given a value of the right type that it cannot take."""
+
+
+class ConfigFileError(Error):
+    """A file of options is not written as `Options.loadFromFile` reads it."""
+
+
+class VariableError(Error, ValueError):
+    """An environment variable has a value that it cannot have."""
 
 
 class BatchSizeError(Error, AssertionError):
@@ -75,3 +94,12 @@ def explain(what: str, **details: str) -> str:
     """A message in the house form: what happened, then one aligned `name: value` line per detail."""
     width = max((len(name) for name in details), default=0) + 1
     return "\n".join([what, *(f"  {name + ':':<{width}} {value}" for name, value in details.items())])
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one that looks most like it, or all if they are few."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are {', '.join(names)}" if 0 < len(names) <= 8 else ""

@@ -47,7 +47,7 @@ class PoplarExecutor:
         self._user_model = model if training else self._traced
         self._options = options
         self._settings = resolve(options, training=training)
-        self._engine = choose_engine(options._values["engine"])
+        self._engine = choose_engine(options("engine") if options.exists("engine") else None)
         self._binder = ArgumentBinder(
             type(model).forward.__get__(model) if "forward" not in vars(model) else model.forward
         )

@@ -74,8 +74,4 @@ def _own_options(options: Options | None, default_mode: OutputMode) -> Options:
     if options is None:
         options = Options()
     options._freeze()
-    own = options.clone()
-    if own.defaultOutputMode():
-        own.outputMode(default_mode)
-    own._freeze()
-    return own
+    return options._resolved(default_mode)
