@@ -1,6 +1,6 @@
 """PopTorch: train and run PyTorch models as ahead-of-time compiled programs on emulated IPUs."""
 
-from poptorch import _logging
+from poptorch import _logging, faults, profiling
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
 from poptorch.annotations import identity_loss, isRunningOnIpu
@@ -22,7 +22,8 @@ from poptorch.enums import (
     SyncPattern,
     VariableRetrievalMode,
 )
-from poptorch.errors import ConfigFileError, Error, RecoverableError, UnrecoverableError
+from poptorch.errors import ConfigFileError, Error, RecoverableError, UnrecoverableError, createPoptorchError
+from poptorch.ipu import ipuHardwareIsAvailable, ipuHardwareVersion
 from poptorch.ir.structure import ICustomArgParser, registerCustomArgParser
 from poptorch.model import PoplarExecutor, inferenceModel, trainingModel
 from poptorch.options import (
@@ -37,6 +38,7 @@ from poptorch.options import (
 )
 
 _logging.configure()
+faults.configure()
 
 __all__ = [
     "__version__",
@@ -70,10 +72,14 @@ __all__ = [
     "TensorLocationSettings",
     "UnrecoverableError",
     "VariableRetrievalMode",
+    "createPoptorchError",
     "identity_loss",
     "inferenceModel",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
     "isRunningOnIpu",
     "logger",
+    "profiling",
     "registerCustomArgParser",
     "setLogLevel",
     "trainingModel",

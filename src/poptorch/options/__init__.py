@@ -19,6 +19,7 @@ from poptorch.options.strategies import (
     Stage,
 )
 from poptorch.options.training import TrainingOptions
+from poptorch.options.validation import validate
 
 # The names under which PopTorch's documentation and programs know the groups.
 _DistributedOptions = DistributedOptions
@@ -59,4 +60,5 @@ __all__ = [
     "_TensorLocationOptions",
     "_TrainingOptions",
     "resolve",
+    "validate",
 ]
