@@ -3,7 +3,7 @@
 from poptorch import _logging, faults, profiling
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
-from poptorch.annotations import identity_loss, isRunningOnIpu
+from poptorch.annotations import Attribute, identity_loss, isRunningOnIpu
 from poptorch.enums import (
     AnchorMode,
     AutoStage,
@@ -25,7 +25,7 @@ from poptorch.enums import (
 from poptorch.errors import ConfigFileError, Error, RecoverableError, UnrecoverableError, createPoptorchError
 from poptorch.ipu import ipuHardwareIsAvailable, ipuHardwareVersion
 from poptorch.ir.structure import ICustomArgParser, registerCustomArgParser
-from poptorch.model import PoplarExecutor, inferenceModel, trainingModel
+from poptorch.model import PoplarExecutor, inferenceModel, module_repr, print, trainingModel
 from poptorch.options import (
     Options,
     ParallelPhasedExecution,
@@ -43,6 +43,7 @@ faults.configure()
 __all__ = [
     "__version__",
     "AnchorMode",
+    "Attribute",
     "AutoStage",
     "CommGroupType",
     "ConfigFileError",
@@ -79,6 +80,8 @@ __all__ = [
     "ipuHardwareVersion",
     "isRunningOnIpu",
     "logger",
+    "module_repr",
+    "print",
     "profiling",
     "registerCustomArgParser",
     "setLogLevel",

@@ -8,6 +8,7 @@ from poptorch.options.locations import TensorLocationOptions, TensorLocationSett
 from poptorch.options.options import Anchor, Options
 from poptorch.options.popart import PopartOptions
 from poptorch.options.precision import PrecisionOptions
+from poptorch.options.reference import reference
 from poptorch.options.settings import Settings, resolve
 from poptorch.options.strategies import (
     ExecutionStrategy,
@@ -59,6 +60,7 @@ __all__ = [
     "_PrecisionOptions",
     "_TensorLocationOptions",
     "_TrainingOptions",
+    "reference",
     "resolve",
     "validate",
 ]

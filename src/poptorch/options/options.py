@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
+from html import escape
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,7 +22,7 @@ from poptorch.errors import OptionError, OptionValueError
 from poptorch.options import textual
 from poptorch.options.checks import boolean, integer, member, one_of, text, texts
 from poptorch.options.distributed import DistributedOptions
-from poptorch.options.group import OptionGroup, Stored, option
+from poptorch.options.group import OptionGroup, Stored, option, show
 from poptorch.options.jit import JitOptions
 from poptorch.options.locations import TensorLocationOptions
 from poptorch.options.popart import PopartOptions
@@ -413,6 +414,8 @@ class Options(OptionGroup):
         mode = own.output_mode
         period = own.output_return_period if mode is OutputMode.EveryN else 1
         for name, anchor in own.anchored_tensors.items():
+            if not isinstance(anchor, Anchor):
+                raise OptionError(f"anchored_tensors holds {anchor!r} for {name!r}: use anchorTensor(...) to add one")
             if anchor.output_mode is None:
                 own.anchored_tensors[name] = Anchor(anchor.long_name, mode, period)
         own._freeze()
@@ -447,6 +450,22 @@ class Options(OptionGroup):
         groups = [f"{name}={group!r}" for name, group in self._groups().items()]
         lines = [*self._shown(), strategy, *groups]
         return "\n".join([f"{type(self).__name__}(", *(f"    {line}," for line in lines), ")"])
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks; what was changed is bold."""
+        groups = {"": self, **{f"{name}.": g for name, g in self._groups().items() if isinstance(g, OptionGroup)}}
+        rows: list[tuple[str, str, bool]] = []
+        for prefix, group in groups.items():
+            declared = group._declared()
+            for key, value in group.toDict().items() if prefix else self._values.items():
+                rows.append((prefix + key, show(value), declared[key].default != value))
+        rows.append(("execution strategy", repr(self._execution_strategy), False))
+        rows.append(("_Popart", repr(self._Popart), False))
+        lines = (
+            f"<tr><td>{escape(name)}</td><td>{f'<b>{escape(value)}</b>' if changed else escape(value)}</td></tr>"
+            for name, value, changed in rows
+        )
+        return f"<table><tr><th>option</th><th>value</th></tr>{''.join(lines)}</table>"
 
 
 def _ipu_number(key: object) -> int:

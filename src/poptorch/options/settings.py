@@ -33,6 +33,8 @@ def resolve(options: Options, *, training: bool) -> Settings:
             replicas=options.replication_factor,
             output_mode=mode,
             output_period=options.output_return_period,
+            input_group_size=options.input_group_size,
+            input_group_type=options.input_cgt,
         ),
         reduction=options.Training.accumulation_and_replication_reduction_type,
         random_seed=options.random_seed if options.exists("random_seed") else None,

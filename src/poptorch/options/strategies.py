@@ -53,6 +53,8 @@ class Phase:
     """Stages that run at the same time: `Phase(stage, stage)`, or `Phase("a", "b")` for one stage with these blocks."""
 
     def __init__(self, *arg: Stage | str) -> None:
+        if not arg:
+            raise OptionError("a Phase needs at least one Stage or block id")
         if all(isinstance(item, Stage) for item in arg):
             self.stages = cast("tuple[Stage, ...]", arg)
         elif all(isinstance(item, str) for item in arg):

@@ -72,7 +72,7 @@ def _check_range(key: str, value: Any) -> None:
     count = popart_keys.CHOICES.get(key)
     if count is not None and not 0 <= value < count:
         raise Error(f"{key} is {value!r}, which is out of range: it can be 0 to {count - 1}")
-    if key not in _DECLARED and isinstance(value, int) and value < 0:
+    if (key not in _DECLARED or key in popart_keys.INT) and isinstance(value, int) and value < 0:
         raise Error(f"{key} is {value}, but must not be negative")
 
 
