@@ -32,7 +32,7 @@ def test_exceptions_derive_from_the_builtin_a_reader_expects(kind, builtin):
 def test_errors_carry_message_type_and_location():
     error = poptorch.Error("it broke", type="poptorch_cpp_error", location="here")
     assert (error.message, error.type, error.location) == ("it broke", "poptorch_cpp_error", "here")
-    assert str(error) == "'poptorch_cpp_error': it broke"
+    assert str(error) == "'poptorch_cpp_error': it broke\nError raised in:\nhere"
 
 
 def test_explanations_align_their_details():

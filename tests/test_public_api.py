@@ -45,7 +45,8 @@ def _signature(function: object) -> str:
 
 def test_public_api(golden):
     lines = [line for name in sorted(poptorch.__all__) for line in describe(name, getattr(poptorch, name))]
-    lines += describe("Options.Training", type(poptorch.Options().Training))
+    for name, group in poptorch.Options()._groups().items():
+        lines += describe(f"Options.{name}", type(group))
     golden.check("\n".join(lines))
 
 

@@ -1,31 +1,88 @@
 """PopTorch: train and run PyTorch models as ahead-of-time compiled programs on emulated IPUs."""
 
-from poptorch import _logging
+from poptorch import _logging, faults, profiling
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
-from poptorch.annotations import identity_loss, isRunningOnIpu
-from poptorch.enums import OutputMode, ReductionType
-from poptorch.errors import Error, RecoverableError, UnrecoverableError
+from poptorch.annotations import Attribute, identity_loss, isRunningOnIpu
+from poptorch.enums import (
+    AnchorMode,
+    AutoStage,
+    CommGroupType,
+    ConnectionType,
+    DataLoaderMode,
+    HalfFloatCastingBehavior,
+    Liveness,
+    MatMulSerializationMode,
+    MeanReductionStrategy,
+    MultiConvPlanType,
+    OutputMode,
+    OverlapMode,
+    ReductionType,
+    SharingStrategy,
+    SyncPattern,
+    VariableRetrievalMode,
+)
+from poptorch.errors import ConfigFileError, Error, RecoverableError, UnrecoverableError, createPoptorchError
+from poptorch.ipu import ipuHardwareIsAvailable, ipuHardwareVersion
 from poptorch.ir.structure import ICustomArgParser, registerCustomArgParser
-from poptorch.model import PoplarExecutor, inferenceModel, trainingModel
-from poptorch.options import Options
+from poptorch.model import PoplarExecutor, inferenceModel, module_repr, print, trainingModel
+from poptorch.options import (
+    Options,
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+    TensorLocationSettings,
+)
 
 _logging.configure()
+faults.configure()
 
 __all__ = [
     "__version__",
+    "AnchorMode",
+    "Attribute",
+    "AutoStage",
+    "CommGroupType",
+    "ConfigFileError",
+    "ConnectionType",
+    "DataLoaderMode",
     "Error",
+    "HalfFloatCastingBehavior",
     "ICustomArgParser",
+    "Liveness",
+    "MatMulSerializationMode",
+    "MeanReductionStrategy",
+    "MultiConvPlanType",
     "Options",
     "OutputMode",
+    "OverlapMode",
+    "ParallelPhasedExecution",
+    "Phase",
+    "PipelinedExecution",
     "PoplarExecutor",
     "RecoverableError",
     "ReductionType",
+    "SerialPhasedExecution",
+    "ShardedExecution",
+    "SharingStrategy",
+    "Stage",
+    "SyncPattern",
+    "TensorLocationSettings",
     "UnrecoverableError",
+    "VariableRetrievalMode",
+    "createPoptorchError",
     "identity_loss",
     "inferenceModel",
+    "ipuHardwareIsAvailable",
+    "ipuHardwareVersion",
     "isRunningOnIpu",
     "logger",
+    "module_repr",
+    "print",
+    "profiling",
     "registerCustomArgParser",
     "setLogLevel",
     "trainingModel",

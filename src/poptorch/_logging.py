@@ -1,13 +1,15 @@
-"""The one logger of the library, its levels and its line format."""
+"""The one logger of the library: its levels, its line format, and where lines go."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import sys
+from collections import Counter
 from typing import TextIO
 
 from poptorch import environment
+from poptorch.errors import VariableError
 
 logger = logging.getLogger("poptorch::python")
 
@@ -19,25 +21,71 @@ _LEVELS = {
     "ERR": logging.ERROR,
     "OFF": logging.CRITICAL,
 }
+_NAMES = "DEBUG, ERR, INFO, OFF, TRACE and WARN"
 _NUMBERS = {0: "TRACE", 1: "DEBUG", 2: "INFO", 3: "WARN", 4: "ERR", 6: "OFF"}
+_COLOURS = {
+    logging.INFO: "\033[32m",
+    logging.WARNING: "\033[33m",
+    logging.ERROR: "\033[31m",
+    logging.CRITICAL: "\033[41m",
+}
+_NO_COLOUR = "\033[0m"
 
 
-class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to whatever `sys.stderr` is now, so that redirecting it works after the import."""
+class _StreamHandler(logging.StreamHandler[TextIO]):
+    """Writes to whatever `sys.stderr` or `sys.stdout` is now, so that redirecting it works after the import."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         logging.Handler.__init__(self)
+        self._stream_name = name
 
     @property
     def stream(self) -> TextIO:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return sys.stderr
+        return getattr(sys, self._stream_name)
+
+
+class _RepeatLimit(logging.Filter):
+    """Shows the same warning a few times only. It sits on our handler, so other handlers still see every line."""
+
+    _REMEMBERED = 1000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.restart(4)
+
+    def restart(self, limit: int) -> None:
+        """Count from zero again, up to this limit."""
+        self._limit = limit
+        self._seen: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        if len(self._seen) > self._REMEMBERED:
+            self._seen.clear()
+        self._seen[record.getMessage()] += 1
+        return self._seen[record.getMessage()] <= self._limit + 1
+
+    def is_exceeded(self, record: logging.LogRecord) -> bool:
+        """Whether this is the line after the last one that is shown."""
+        return self._seen[record.getMessage()] == self._limit + 1
+
+
+_repeats = _RepeatLimit()
 
 
 class _Formatter(logging.Formatter):
+    """`[12:34:56.789] [poptorch::python] [warning] text`, with a coloured level on a terminal."""
+
     def format(self, record: logging.LogRecord) -> str:
         time = self.formatTime(record, "%H:%M:%S")
-        text = record.getMessage()
-        return f"[{time}.{int(record.msecs):03d}] [{record.name}] [{record.levelname.lower()}] {text}"
+        level, text = record.levelname.lower(), record.getMessage()
+        if record.levelno in _COLOURS and _is_terminal(sys.stdout) and _is_terminal(sys.stderr):
+            level = f"{_COLOURS[record.levelno]}{level}{_NO_COLOUR}"
+        if _repeats.is_exceeded(record):
+            text = f"suppressed from now on: {text}"
+        line = f"[{time}.{int(record.msecs):03d}] [{record.name}] [{level}] {text}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 def setLogLevel(level: str | int) -> None:
@@ -53,8 +101,20 @@ def setLogLevel(level: str | int) -> None:
             raise ValueError(f"Invalid log level integer {level}: use one of {sorted(_NUMBERS)}")
         level = _NUMBERS[level]
     if level not in _LEVELS:
-        raise ValueError(f"Unknown log level: {level}. Valid values are DEBUG, ERR, INFO, OFF, TRACE and WARN")
+        raise ValueError(f"Unknown log level: {level}. Valid values are {_NAMES}")
     logger.setLevel(_LEVELS[level])
+
+
+def setPopartLogLevel(level: str) -> None:
+    """Set the level of the logger `popart`, for programs that do; nothing here writes to it."""
+    if not isinstance(level, str) or level not in _LEVELS:
+        raise ValueError(f"Level must be one of {_NAMES}, not {level!r}")
+    logging.getLogger("popart").setLevel(_LEVELS[level])
+
+
+def limit_repeats(limit: int) -> None:
+    """Show the same warning this many times from now on (`Options.maxRepeatLogs`)."""
+    _repeats.restart(limit)
 
 
 @functools.cache
@@ -66,7 +126,24 @@ def warn_once(text: str) -> None:
 def configure() -> None:
     """Give the logger its handler and the level that the environment asks for."""
     if not logger.handlers:
-        handler = _StderrHandler()
+        handler = _handler(environment.LOG_DEST.read())
         handler.setFormatter(_Formatter())
+        handler.addFilter(_repeats)
         logger.addHandler(handler)
     setLogLevel(environment.LOG_LEVEL.read())
+
+
+def _handler(destination: str) -> logging.Handler:
+    if destination in ("stderr", "stdout"):
+        return _StreamHandler(destination)
+    try:
+        return logging.FileHandler(destination, mode="w", encoding="utf-8")
+    except OSError as error:
+        name = environment.LOG_DEST.name
+        raise VariableError(
+            f"environment variable {name} is {destination!r}, which cannot be opened: {error}"
+        ) from error
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from poptorch.errors import VariableError
+
 
 @dataclass(frozen=True)
 class Variable:
@@ -17,11 +19,36 @@ class Variable:
     def read(self) -> str:
         return os.environ.get(self.name, self.default)
 
+    def integer(self) -> int:
+        """The value as a number."""
+        try:
+            return int(self.read())
+        except ValueError:
+            raise VariableError(
+                f"environment variable {self.name} is {self.read()!r}, but must be an integer"
+            ) from None
+
+    def flag(self) -> bool:
+        """The value as a switch: `0` is off, other integers are on."""
+        return self.integer() != 0
+
 
 ENGINE = Variable("POPTORCH_ENGINE", "", "engine to use, `inductor` or `eager`; Options.engine wins over it")
 DUMP = Variable("POPTORCH_DUMP", "", "folder that receives the graph after each pass, one text file per pass")
-LOG_LEVEL = Variable("POPTORCH_LOG_LEVEL", "WARN", "TRACE, DEBUG, INFO, WARN, ERR or OFF (also 0-4 and 6)")
-
 KEEP_MEMORY = Variable("POPTORCH_KEEP_MEMORY", "1", "0 returns freed memory to the system during training; slower")
 
-VARIABLES: tuple[Variable, ...] = (ENGINE, DUMP, LOG_LEVEL, KEEP_MEMORY)
+LOG_LEVEL = Variable("POPTORCH_LOG_LEVEL", "WARN", "TRACE, DEBUG, INFO, WARN, ERR or OFF (also 0-4 and 6)")
+LOG_DEST = Variable("POPTORCH_LOG_DEST", "stderr", "where log lines go: `stderr`, `stdout`, or the name of a file")
+
+NUM_IPUS = Variable("POPTORCH_NUM_IPUS", "64", "how many IPUs are emulated; 0 for a machine without any")
+IPU_MODEL = Variable("POPTORCH_IPU_MODEL", "0", "1 runs on the IPU model and reports no IPUs; Options.useIpuModel wins")
+SMALL_IPU_MODEL = Variable("POPTORCH_SMALL_IPU_MODEL", "0", "1 is like POPTORCH_IPU_MODEL, with 4 tiles per IPU")
+IPU_MODEL_VERSION = Variable("POPTORCH_IPU_MODEL_VERSION", "ipu2", "which IPU is emulated: `ipu1`, `ipu2` or `ipu21`")
+WAIT_FOR_IPU = Variable("POPTORCH_WAIT_FOR_IPU", "0", "1 waits for an IPU if all are taken, instead of failing")
+
+CACHE_DIR = Variable("POPTORCH_CACHE_DIR", "", "folder for compiled programs, as in Options.enableExecutableCaching")
+DEFAULT_OPTIONS = Variable("POPTORCH_DEFAULT_OPTIONS", "", "options of every new Options object, as JSON")
+POPLAR_ENGINE_OPTIONS = Variable("POPLAR_ENGINE_OPTIONS", "", "engine options as JSON; wins over enableProfiling")
+FAULT = Variable("POPTORCH_FAULT", "", "makes a call fail, to test recovery: `recoverable`, `unrecoverable@3`, …")
+
+VARIABLES: tuple[Variable, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Variable))

@@ -6,21 +6,88 @@ All of them derive from `poptorch.Error`; where a Python programmer would expect
 
 from __future__ import annotations
 
+import difflib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import Self
+
+LOG_FILE = "poptorch_error.log"  # receives messages that are too long for a terminal
+_LONGEST = 80  # line breaks
+
+_CONTEXT: ContextVar[tuple[str, ...]] = ContextVar("poptorch_error_context", default=())  # innermost first
+
 
 class Error(Exception):
-    """Something went wrong in PopTorch: `message` is the text, `type` the layer, `location` the context."""
+    """Something went wrong in PopTorch: `message` is the text, `type` the layer, `location` what it was doing."""
 
-    def __init__(self, message: str, *, type: str = "poptorch_py_error", location: str = "") -> None:
+    def __init__(
+        self, message: str, *, type: str = "poptorch_py_error", location: str = "", raised_at: str = ""
+    ) -> None:
         self.message = message
         self.type = type
         self.location = location
-        super().__init__(f"'{type}': {message}")
+        lines = [f"{raised_at}'{type}': {message}", *self._details()]
+        super().__init__("\n".join([*lines, "Error raised in:", location] if location else lines))
+
+    def _details(self) -> list[str]:
+        """Lines that stand between the message and the location."""
+        return []
+
+    @classmethod
+    def from_backend(cls, message: str, *, type: str = "poptorch_cpp_error", **more: Any) -> Self:
+        """An error of the compiler or the device, located by the open contexts; a long message goes to a file."""
+        caller = sys._getframe(1)
+        if message.count("\n") > _LONGEST:
+            Path(LOG_FILE).write_text(message, encoding="utf-8")
+            message = f"the message is long: it was written to {LOG_FILE} in the working folder"
+        location = "".join(f"  [{level}] {name}\n" for level, name in enumerate(_CONTEXT.get()))
+        at = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}: "
+        return cls(message, type=type, location=location, raised_at=at, **more)
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (type(self), self.args, vars(self))
+
+
+def _rebuild(kind: type[Error], args: tuple[str, ...], attributes: dict[str, Any]) -> Error:
+    """Unpickle: `args` hold the whole text, so the constructor must not build it again."""
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(attributes)
+    return error
+
+
+@contextmanager
+def context(name: str) -> Iterator[None]:
+    """Say what is going on, for the `location` of errors that the back end raises inside."""
+    token = _CONTEXT.set((name, *_CONTEXT.get()))
+    try:
+        yield
+    finally:
+        _CONTEXT.reset(token)
+
+
+def createPoptorchError(msg: str) -> Error:
+    """Make an error to raise: `raise poptorch.createPoptorchError("my message")`."""
+    return Error(msg)
 
 
 class RecoverableError(Error):
     """A device failed in a way that a reset repairs; `recovery_action` names the reset."""
 
-    recovery_action: str = "FULL_RESET"
+    ACTIONS = ("IPU_RESET", "LINK_RESET", "PARTITION_RESET", "FULL_RESET")
+
+    def __init__(self, message: str, *, recovery_action: str = "FULL_RESET", **more: Any) -> None:
+        self.recovery_action = recovery_action
+        super().__init__(message, **more)
+
+    def _details(self) -> list[str]:
+        return [f"Recovery action: {self.recovery_action}"]
 
 
 class UnrecoverableError(Error):
@@ -37,6 +104,26 @@ class CaptureError(CompileError, RuntimeError):
 
 class LossError(CompileError):
     """There is not exactly one final loss to differentiate."""
+
+
+class OptionError(Error, AssertionError):
+    """An option does not exist, or was given a value of the wrong type or out of range."""
+
+
+class OptionValueError(Error, ValueError):
+    """An option was given a value of the right type that it cannot take."""
+
+
+class ConfigFileError(Error):
+    """A file of options is not written as `Options.loadFromFile` reads it."""
+
+
+class VariableError(Error, ValueError):
+    """An environment variable has a value that it cannot have."""
+
+
+class DeviceError(Error, AssertionError):
+    """There is no IPU to ask."""
 
 
 class BatchSizeError(Error, AssertionError):
@@ -75,3 +162,12 @@ def explain(what: str, **details: str) -> str:
     """A message in the house form: what happened, then one aligned `name: value` line per detail."""
     width = max((len(name) for name in details), default=0) + 1
     return "\n".join([what, *(f"  {name + ':':<{width}} {value}" for name, value in details.items())])
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one that looks most like it, or all if they are few."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are {', '.join(names)}" if 0 < len(names) <= 8 else ""

@@ -1,6 +1,7 @@
 """What users write inside `forward`."""
 
+from poptorch.annotations.attribute import Attribute
 from poptorch.annotations.losses import identity_loss
 from poptorch.annotations.where import isRunningOnIpu
 
-__all__ = ["identity_loss", "isRunningOnIpu"]
+__all__ = ["Attribute", "identity_loss", "isRunningOnIpu"]

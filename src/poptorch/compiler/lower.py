@@ -45,6 +45,7 @@ def lower(graph: StepGraph, result: Layout, settings: Settings, observe: Observe
         device_iterations=plan.device_iterations,
         micro_batches_per_update=plan.micro_batches_per_update,
         replicas=plan.replicas,
+        sources=plan.sources,
         kept=plan.kept,
         sums=plan.output_mode is OutputMode.Sum,
     )

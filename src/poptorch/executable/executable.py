@@ -17,12 +17,18 @@ class Batching:
     device_iterations: int
     micro_batches_per_update: int
     replicas: int
+    sources: tuple[int, ...]  # for each micro-batch, the part of the call's rows that it is fed
     kept: tuple[int, ...]
     sums: bool
 
     @property
     def micro_batches(self) -> int:
         return self.device_iterations * self.micro_batches_per_update
+
+    @property
+    def input_batches(self) -> int:
+        """Into how many parts the rows of a call are cut."""
+        return max(self.sources) + 1
 
 
 @dataclass(frozen=True)

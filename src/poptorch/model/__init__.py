@@ -1,6 +1,7 @@
 """`trainingModel`, `inferenceModel`, `PoplarExecutor`: joins everything else."""
 
 from poptorch.model.executor import PoplarExecutor
+from poptorch.model.printing import module_repr, print
 from poptorch.model.wrapping import inferenceModel, trainingModel
 
-__all__ = ["PoplarExecutor", "inferenceModel", "trainingModel"]
+__all__ = ["PoplarExecutor", "inferenceModel", "module_repr", "print", "trainingModel"]

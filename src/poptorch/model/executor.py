@@ -13,17 +13,18 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 from tqdm import tqdm
 
-from poptorch._logging import logger
+from poptorch._logging import limit_repeats, logger
 from poptorch.capture import Call, Captured, capture_inference, capture_training
 from poptorch.compiler import compile_graph, dumping
 from poptorch.errors import Error, WrappedError, explain
 from poptorch.executable import Executable
+from poptorch.faults import FAULTS
 from poptorch.ir.structure import rebuild
 from poptorch.model.arguments import ArgumentBinder, CallSpec, prepare
 from poptorch.model.clock import Clock, clocks_of
 from poptorch.model.state import OwnedState, Snapshot
 from poptorch.optim import plan_groups
-from poptorch.options import Options, resolve
+from poptorch.options import Options, resolve, validate
 from poptorch.runtime import EagerEngine, Session, choose_engine, return_freed_memory
 
 _NOT_COMPILED = (
@@ -47,7 +48,7 @@ class PoplarExecutor:
         self._user_model = model if training else self._traced
         self._options = options
         self._settings = resolve(options, training=training)
-        self._engine = choose_engine(options._values["engine"])
+        self._engine = choose_engine(options("engine") if options.exists("engine") else None)
         self._binder = ArgumentBinder(
             type(model).forward.__get__(model) if "forward" not in vars(model) else model.forward
         )
@@ -74,6 +75,8 @@ class PoplarExecutor:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call: D × G × R micro-batches, and in training D weight updates. Compiles on first use."""
+        if FAULTS.waiting is not None:
+            FAULTS.strike()
         args, kwargs = self._binder.bind(args, kwargs)
         if self._session is None:
             self._compile(args, kwargs)
@@ -130,6 +133,8 @@ class PoplarExecutor:
         self._compile(*self._binder.bind(args, kwargs))
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        validate(self._options.toDict())
+        limit_repeats(self._options.max_repeat_logs)
         call = CallSpec.of(self._binder, args, kwargs)
         label = "training" if self._training else "inference"
         with _progress(self._settings.show_progress) as phase:

@@ -7,6 +7,7 @@ from torch import nn
 
 from poptorch.enums import OutputMode
 from poptorch.errors import Error, explain
+from poptorch.ipu import announce
 from poptorch.model.executor import PoplarExecutor, check_unwrapped
 from poptorch.options import Options
 
@@ -73,9 +74,6 @@ def _own_options(options: Options | None, default_mode: OutputMode) -> Options:
         raise Error(f"options must be a poptorch.Options, not {type(options).__name__}.")
     if options is None:
         options = Options()
+    announce()
     options._freeze()
-    own = options.clone()
-    if own.defaultOutputMode():
-        own.outputMode(default_mode)
-    own._freeze()
-    return own
+    return options._resolved(default_mode)

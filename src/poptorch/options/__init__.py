@@ -1,6 +1,66 @@
-"""The fluent `Options`, and the frozen `Settings` it turns into."""
+"""The fluent `Options` with all its groups, and the frozen `Settings` it turns into."""
 
+from poptorch.errors import ConfigFileError
 from poptorch.options.batching import BatchPlan
-from poptorch.options.options import Options, Settings, _TrainingOptions, resolve  # pyright: ignore
+from poptorch.options.distributed import DistributedOptions
+from poptorch.options.jit import JitOptions
+from poptorch.options.locations import TensorLocationOptions, TensorLocationSettings
+from poptorch.options.options import Anchor, Options
+from poptorch.options.popart import PopartOptions
+from poptorch.options.precision import PrecisionOptions
+from poptorch.options.reference import reference
+from poptorch.options.settings import Settings, resolve
+from poptorch.options.strategies import (
+    ExecutionStrategy,
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+)
+from poptorch.options.training import TrainingOptions
+from poptorch.options.validation import validate
 
-__all__ = ["BatchPlan", "Options", "Settings", "_TrainingOptions", "resolve"]
+# The names under which PopTorch's documentation and programs know the groups.
+_DistributedOptions = DistributedOptions
+_GraphProcessingOptions = PrecisionOptions
+_IExecutionStrategy = ExecutionStrategy
+_JitOptions = JitOptions
+_PopartOptions = PopartOptions
+_PrecisionOptions = PrecisionOptions
+_TensorLocationOptions = TensorLocationOptions
+_TrainingOptions = TrainingOptions
+
+__all__ = [
+    "Anchor",
+    "BatchPlan",
+    "ConfigFileError",
+    "DistributedOptions",
+    "ExecutionStrategy",
+    "JitOptions",
+    "Options",
+    "ParallelPhasedExecution",
+    "Phase",
+    "PipelinedExecution",
+    "PopartOptions",
+    "PrecisionOptions",
+    "SerialPhasedExecution",
+    "Settings",
+    "ShardedExecution",
+    "Stage",
+    "TensorLocationOptions",
+    "TensorLocationSettings",
+    "TrainingOptions",
+    "_DistributedOptions",
+    "_GraphProcessingOptions",
+    "_IExecutionStrategy",
+    "_JitOptions",
+    "_PopartOptions",
+    "_PrecisionOptions",
+    "_TensorLocationOptions",
+    "_TrainingOptions",
+    "reference",
+    "resolve",
+    "validate",
+]

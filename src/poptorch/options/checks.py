@@ -1,27 +1,48 @@
-"""Checks that option setters share; each returns the value in its stored form or raises `AssertionError`."""
+"""Checks that option setters share; each returns the value in its stored form or raises `OptionError`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
-from typing import TypeVar
+from typing import TypeVar, cast
+
+from poptorch.errors import OptionError
 
 E = TypeVar("E", bound=Enum)
 
 
 def integer(name: str, value: object) -> int:
     if not isinstance(value, int):
-        raise AssertionError(f"{name} takes an int, not {value!r} ({type(value).__name__})")
+        raise OptionError(f"{name} takes an int, not {value!r} ({type(value).__name__})")
     return int(value)
+
+
+def boolean(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} takes True or False, not {value!r} ({type(value).__name__})")
+    return value
+
+
+def text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise OptionError(f"{name} takes a str, not {value!r} ({type(value).__name__})")
+    return value
+
+
+def texts(name: str, value: object) -> list[str]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise OptionError(f"{name} takes a list of str, not {value!r}")
+    return [text(name, item) for item in cast("Iterable[object]", value)]
 
 
 def member(name: str, value: object, kind: type[E]) -> E:
     if not isinstance(value, kind):
         choices = ", ".join(f"{kind.__name__}.{item.name}" for item in kind)
-        raise AssertionError(f"{name} takes one of {choices}, not {value!r}")
+        raise OptionError(f"{name} takes one of {choices}, not {value!r}")
     return value
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:
     if value not in choices:
-        raise AssertionError(f"{name} takes one of {', '.join(map(repr, choices))}, not {value!r}")
+        raise OptionError(f"{name} takes one of {', '.join(map(repr, choices))}, not {value!r}")
     return str(value)

@@ -62,7 +62,7 @@ class InductorEngine:
                 ops = in_place(decomposed, program.written_positions)
                 compiled = compile_fx_inner(ops, inputs, static_input_idxs=range(len(program.state)), cpp_wrapper=True)
         except Exception as error:
-            raise EngineError(
+            raise EngineError.from_backend(
                 explain(
                     f"the inductor engine could not compile the {program.name} program: {_first_line(error)}",
                     fix="run on the eager engine: Options.engine('eager') or POPTORCH_ENGINE=eager",

@@ -25,6 +25,7 @@ class Session:
     ) -> None:
         self._executable = executable
         self._kernels = kernels
+        self._input_batches = executable.batching.input_batches
         self._kept = frozenset(executable.batching.kept)
         self._is_guarded = bool(executable.step.guards)
         self._outputs = [spec for spec in executable.outputs if spec.role is OutputRole.USER_OUTPUT]
@@ -92,13 +93,14 @@ class Session:
         return self._run_fused(micro_batches) if self._update is None else self._run_split(micro_batches, self._update)
 
     def _micro_batches(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-        count = self._executable.batching.micro_batches
-        if count == 1:
+        count, sources = self._input_batches, self._executable.batching.sources
+        if len(sources) == 1:
             return [tensors]
         if not tensors:
-            return [[] for _ in range(count)]
-        parts = [tensor.split(tensor.shape[0] // count) for tensor in tensors]
-        return [list(micro_batch) for micro_batch in zip(*parts, strict=True)]
+            return [[] for _ in sources]
+        parts = [tensor.split(tensor.shape[0] // count) if tensor.dim() else (tensor,) for tensor in tensors]
+        batches = [list(batch) for batch in zip(*parts, strict=True)]
+        return batches if count == len(sources) else [list(batches[source]) for source in sources]
 
     def _run_fused(self, micro_batches: list[list[torch.Tensor]]) -> list[Sequence[torch.Tensor]]:
         """One program per micro-batch: inference, or training in which every micro-batch is an update."""

@@ -1,0 +1,5 @@
+"""The module in which programs look for `PoplarExecutor`."""
+
+from poptorch.model import PoplarExecutor
+
+__all__ = ["PoplarExecutor"]

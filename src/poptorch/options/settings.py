@@ -1,0 +1,42 @@
+"""`Settings`: what the compiler reads instead of `Options`, resolved and immutable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from poptorch.enums import OutputMode, ReductionType
+from poptorch.options.batching import BatchPlan
+from poptorch.options.options import Options
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the compiler needs to know, resolved and immutable."""
+
+    training: bool
+    batching: BatchPlan
+    reduction: ReductionType
+    random_seed: int | None
+    show_progress: bool
+
+
+def resolve(options: Options, *, training: bool) -> Settings:
+    """Turn options into settings for one kind of model; the output mode `Default` becomes the real one."""
+    mode: OutputMode = options.output_mode
+    if mode is OutputMode.Default:
+        mode = OutputMode.Final if training else OutputMode.All
+    return Settings(
+        training=training,
+        batching=BatchPlan(
+            device_iterations=options.device_iterations,
+            gradient_accumulation=options.Training.gradient_accumulation if training else 1,
+            replicas=options.replication_factor,
+            output_mode=mode,
+            output_period=options.output_return_period,
+            input_group_size=options.input_group_size,
+            input_group_type=options.input_cgt,
+        ),
+        reduction=options.Training.accumulation_and_replication_reduction_type,
+        random_seed=options.random_seed if options.exists("random_seed") else None,
+        show_progress=options.show_compilation_progress_bar,
+    )
