@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ pytest_plugins = ["golden_texts"]
 
 
 def pytest_configure() -> None:
+    os.environ["POPTORCH_IPU_LOCKS"] = tempfile.mkdtemp(prefix="poptorch-ipus-")  # IPUs of our own
     torch.set_num_threads(1)  # tiny tensors: more threads only get in each other's way
 
 

@@ -46,6 +46,11 @@ SMALL_IPU_MODEL = Variable("POPTORCH_SMALL_IPU_MODEL", "0", "1 is like POPTORCH_
 IPU_MODEL_VERSION = Variable("POPTORCH_IPU_MODEL_VERSION", "ipu2", "which IPU is emulated: `ipu1`, `ipu2` or `ipu21`")
 WAIT_FOR_IPU = Variable("POPTORCH_WAIT_FOR_IPU", "0", "1 waits for an IPU if all are taken, instead of failing")
 
+WAIT_LIMIT = Variable("POPTORCH_WAIT_LIMIT", "3600", "how many seconds POPTORCH_WAIT_FOR_IPU waits before it fails")
+IPU_LOCKS = Variable(
+    "POPTORCH_IPU_LOCKS", "", "folder in which processes agree on who has which IPU (default: temporary)"
+)
+
 CACHE_DIR = Variable("POPTORCH_CACHE_DIR", "", "folder for compiled programs, as in Options.enableExecutableCaching")
 DEFAULT_OPTIONS = Variable("POPTORCH_DEFAULT_OPTIONS", "", "options of every new Options object, as JSON")
 POPLAR_ENGINE_OPTIONS = Variable("POPLAR_ENGINE_OPTIONS", "", "engine options as JSON; wins over enableProfiling")

@@ -38,7 +38,7 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
     >>> poptorch.ipuHardwareIsAvailable()
     True
     """
-    return not _model_is_asked_for() and 1 <= num_ipus <= number_of_ipus()
+    return not model_is_asked_for() and 1 <= num_ipus <= number_of_ipus()
 
 
 def ipuHardwareVersion() -> int:
@@ -55,7 +55,8 @@ def ipuHardwareVersion() -> int:
     return ipu_version()
 
 
-def _model_is_asked_for() -> bool:
+def model_is_asked_for() -> bool:
+    """Whether the environment asks for the IPU model, of which there are as many as anyone wants."""
     return environment.IPU_MODEL.flag() or environment.SMALL_IPU_MODEL.flag()
 
 

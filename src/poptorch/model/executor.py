@@ -21,6 +21,7 @@ from poptorch.executable import Executable
 from poptorch.faults import FAULTS
 from poptorch.ir.structure import rebuild
 from poptorch.model.arguments import ArgumentBinder, CallSpec, prepare
+from poptorch.model.attachment import Attachment
 from poptorch.model.clock import Clock, clocks_of
 from poptorch.model.state import OwnedState, Snapshot
 from poptorch.optim import plan_groups
@@ -55,6 +56,7 @@ class PoplarExecutor:
         self._optimizer: torch.optim.Optimizer | None = None
         self._plans = ()
         self._warned: set[str] = set()
+        self._attachment = Attachment(options, self._settings.batching.replicas)
         self._forget()
         if optimizer is not None:
             self.setOptimizer(optimizer)
@@ -68,7 +70,7 @@ class PoplarExecutor:
         self._state: OwnedState | Snapshot | None = None
         self._clocks: list[Clock] = []
         self._seen: list[int] = []
-        self._is_attached = False
+        self._attachment.detach()
         self._host_is_stale = False  # whether an inference program has buffers that the module does not know of
 
     # ---- running
@@ -77,10 +79,12 @@ class PoplarExecutor:
         """Run one call: D × G × R micro-batches, and in training D weight updates. Compiles on first use."""
         if FAULTS.waiting is not None:
             FAULTS.strike()
+        if self._attachment.is_offline:
+            self._attachment.check_online()
         args, kwargs = self._binder.bind(args, kwargs)
         if self._session is None:
             self._compile(args, kwargs)
-        elif not self._is_attached:
+        elif not self._attachment.is_attached:
             self.attachToDevice()
         assert self._call is not None and self._session is not None
         tensors = prepare(self._call.tensors(args, kwargs), self._warned)
@@ -136,6 +140,16 @@ class PoplarExecutor:
         validate(self._options.toDict())
         limit_repeats(self._options.max_repeat_logs)
         call = CallSpec.of(self._binder, args, kwargs)
+        self._attachment.before_compilation()
+        try:
+            self._build(call, args, kwargs)
+            self._attachment.after_compilation()
+        except BaseException:
+            self._forget()
+            raise
+
+    def _build(self, call: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Capture, compile and load."""
         label = "training" if self._training else "inference"
         with _progress(self._settings.show_progress) as phase:
             phase("Capturing the model")
@@ -152,7 +166,6 @@ class PoplarExecutor:
             self._state = self._own(captured, executable, strides)
             self._session = Session(executable, kernels, self._state.tensors())
         self._call = call
-        self._is_attached = True
         parameters = [parameter for _, parameter in self._traced.named_parameters()]
         self._clocks = clocks_of(parameters)
         self._seen = [clock.time for clock in self._clocks]
@@ -211,23 +224,23 @@ class PoplarExecutor:
 
     def isAttachedToDevice(self) -> bool:
         """Whether the model is compiled and holds its device."""
-        return self._session is not None and self._is_attached
+        return self._session is not None and self._attachment.is_attached
 
     def attachToDevice(self) -> None:
         """Take the device again after `detachFromDevice`; changes made on the host meanwhile are picked up."""
         state = self._compiled_state()
-        if self._is_attached:
+        if self._attachment.is_attached:
             raise Error("Device is already attached: call detachFromDevice() first.")
+        self._attachment.attach()
         if isinstance(state, Snapshot):
             self._refresh(state)
-        self._is_attached = True
 
     def detachFromDevice(self) -> None:
         """Release the device; weights and optimiser state are on the host."""
         self._compiled_state()
-        if not self._is_attached:
+        if not self._attachment.is_attached:
             raise Error("Device is not attached: it was detached before, and calling the model attaches it.")
-        self._is_attached = False
+        self._attachment.detach()
 
     # ---- weights and optimiser
 

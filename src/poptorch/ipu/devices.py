@@ -1,0 +1,115 @@
+"""Taking and giving back emulated IPUs: the models of all processes of a user share them, as they would hardware.
+
+Who has IPU k holds the lock file of IPU k. The operating system gives up the lock when a process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import getpass
+import tempfile
+import time
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from poptorch import environment
+from poptorch._logging import logger
+from poptorch.errors import Error, explain
+from poptorch.ipu.system import number_of_ipus
+
+MOST_PER_MODEL = 64
+_POLL, _REMIND = 0.25, 15.0  # seconds
+
+
+class Device:
+    """Some emulated IPUs that belong to one model until it releases them."""
+
+    def __init__(self, ipus: tuple[int, ...], locks: tuple[FileLock, ...]) -> None:
+        self.ipus = ipus
+        self._locks = locks
+
+    def release(self) -> None:
+        """Give the IPUs back; more than once does no harm."""
+        for lock in self._locks:
+            lock.release()
+
+    def __repr__(self) -> str:
+        return f"Device({', '.join(f'IPU {k}' for k in self.ipus)}, emulated)"
+
+
+def acquire(count: int, first: int | None = None) -> Device:
+    """Take `count` IPUs, those from number `first` on if it is given; wait for them if the environment says so."""
+    available = number_of_ipus()
+    wanted = f"device Id {first}" if first is not None else f"{count} IPU(s)"
+    if available < (first or 0) + count or (first is not None and first < 0):
+        raise Error(
+            explain(
+                f"Failed to acquire {wanted}: this machine has {available or 'no'} emulated IPUs.",
+                fix=f"set {environment.NUM_IPUS.name}, or run on the IPU model: Options.useIpuModel(True)",
+            )
+        )
+    return _take(count, first) or _retry(count, first, wanted)
+
+
+def _retry(count: int, first: int | None, wanted: str) -> Device:
+    gc.collect()  # a model that nobody uses any more may still be waiting for the collector
+    device = _take(count, first)
+    limit = environment.WAIT_LIMIT.integer() if environment.WAIT_FOR_IPU.flag() else 0
+    deadline = time.monotonic() + limit
+    reminder = 0.0
+    while device is None and time.monotonic() < deadline:
+        if time.monotonic() >= reminder:
+            logger.warning("No IPU available, sleeping until another model gives one back (at most %d s).", limit)
+            reminder = time.monotonic() + _REMIND
+        time.sleep(_POLL)
+        device = _take(count, first)
+    if device is None:
+        waited = f" within {limit} s ({environment.WAIT_LIMIT.name})" if limit else ""
+        raise Error(
+            explain(
+                f"Failed to acquire {wanted}{waited}: other models use too many of {number_of_ipus()} emulated IPUs.",
+                fix=(
+                    "call detachFromDevice() or destroy() on a model that is not needed, "
+                    f"set {environment.NUM_IPUS.name} higher, or {environment.WAIT_FOR_IPU.name}=1 to wait"
+                ),
+            )
+        )
+    return device
+
+
+def _take(count: int, first: int | None) -> Device | None:
+    """The device, or None if too few IPUs are free now."""
+    candidates = range(number_of_ipus()) if first is None else range(first, first + count)
+    ipus, locks = list[int](), list[FileLock]()
+    for ipu in candidates:
+        if len(ipus) == count:
+            break
+        lock = FileLock(_folder() / f"ipu{ipu}.lock", thread_local=False)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            continue
+        ipus.append(ipu)
+        locks.append(lock)
+    device = Device(tuple(ipus), tuple(locks))
+    if len(ipus) < count:
+        device.release()
+        return None
+    return device
+
+
+def _folder() -> Path:
+    """Where the lock files are; all processes of a user share it."""
+    chosen = environment.IPU_LOCKS.read()
+    folder = Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"poptorch-ipus-{getpass.getuser()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Error(
+            explain(
+                f"the folder {folder}, in which processes agree on who uses which IPU, cannot be made: {error}",
+                fix=f"set {environment.IPU_LOCKS.name} to a folder that can be written to",
+            )
+        ) from error
+    return folder

@@ -1,0 +1,95 @@
+"""How a model gets its device: how many IPUs, which, and when."""
+
+from __future__ import annotations
+
+from poptorch._logging import logger
+from poptorch.enums import ConnectionType
+from poptorch.errors import DeviceError, Error, explain
+from poptorch.ipu import MOST_PER_MODEL, Device, acquire, model_is_asked_for
+from poptorch.options import Options
+
+
+class Attachment:
+    """The device of one model, or its absence.
+
+    The IPU model is no device that others could take: a model that runs on it is attached without taking one.
+    """
+
+    def __init__(self, options: Options, ipus: int) -> None:
+        self._options = options
+        self._ipus = ipus
+        self._device: Device | None = None
+        self.is_attached = False
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the model is compiled for a device that this process never gets."""
+        return self._options.connection_type == ConnectionType.Never
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether the model runs on the IPU model rather than on IPUs, which are emulated too but can run out."""
+        return self._options.use_model if self._options.exists("use_model") else model_is_asked_for()
+
+    def before_compilation(self) -> None:
+        """Check what the options ask for, and take the device if they want it right away."""
+        if self.is_offline and self._options.exists("use_model") and self._options.use_model:
+            raise Error(
+                explain(
+                    "the IPU model cannot be an offline target.", fix="leave out useIpuModel(True), or use a device"
+                )
+            )
+        self._count()
+        if self._options.connection_type == ConnectionType.Always:
+            self.attach()
+
+    def after_compilation(self) -> None:
+        """Take the device if the model does not have it yet."""
+        if not self.is_attached and not self.is_offline:
+            self.attach()
+
+    def attach(self) -> None:
+        """Take the device."""
+        self.check_online()
+        if not self.uses_model:
+            first = self._options.ipu_id if self._options.exists("ipu_id") else None
+            self._device = acquire(self._count(), first)
+            logger.debug("Attached to %s", self._device)
+        self.is_attached = True
+
+    def detach(self) -> None:
+        """Give the device back, if there is one."""
+        if self._device is not None:
+            self._device.release()
+            self._device = None
+            logger.debug("Detached from device")
+        self.is_attached = False
+
+    def check_online(self) -> None:
+        """Raise if there will never be a device."""
+        if self.is_offline:
+            raise DeviceError(
+                explain(
+                    "Trying to run a model on an offline device.",
+                    reason="the options say connectionType(ConnectionType.Never) or useOfflineIpuTarget()",
+                    fix="compile with another connection type to run the model",
+                )
+            )
+
+    def _count(self) -> int:
+        """How many IPUs to reserve: real ones come in powers of two."""
+        rounded = 1 << (self._ipus - 1).bit_length()
+        if self._ipus != rounded and not self._options.auto_round_num_ipus:
+            what = f"{self._ipus} IPUs are asked for, but devices come with 1, 2, 4, … of them."
+            if self._options.exists("use_model") and not self._options.use_model:
+                raise Error(explain(what, fix=f"call autoRoundNumIPUs(), which reserves {rounded}"))
+            logger.info("%s A real system would need autoRoundNumIPUs().", what)
+            rounded = self._ipus
+        if rounded > MOST_PER_MODEL:
+            raise Error(
+                explain(
+                    f"Too many IPUs requested ({rounded}): one process can use up to {MOST_PER_MODEL}.",
+                    fix="lower replicationFactor, or run several processes",
+                )
+            )
+        return rounded
