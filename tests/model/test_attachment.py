@@ -6,7 +6,6 @@ import multiprocessing
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import pytest
@@ -15,6 +14,7 @@ from torch import nn
 
 import poptorch
 from poptorch.enums import ConnectionType
+from poptorch.ipu import devices
 
 X = torch.ones(2, 4)
 
@@ -163,7 +163,7 @@ def test_waiting_for_an_ipu_of_this_process(ipus, monkeypatch, caplog):
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
     holder, waiting = model(), model()
     holder(X)
-    threading.Timer(0.5, holder.detachFromDevice).start()
+    monkeypatch.setattr(devices.time, "sleep", lambda seconds: holder.detachFromDevice())
     waiting(X)
     assert "No IPU available, sleeping" in caplog.text
 

@@ -24,7 +24,14 @@ SHAPES = ALL_SHAPES if EVERYTHING else [(3, 1, 1), (2, 2, 2)]  # the update in t
 
 
 def options_for(engine: str, d: int, g: int, r: int, seed: int = SEED) -> poptorch.Options:
-    options = poptorch.Options().engine(engine).deviceIterations(d).replicationFactor(r).randomSeed(seed)
+    options = (
+        poptorch.Options()
+        .engine(engine)
+        .deviceIterations(d)
+        .replicationFactor(r)
+        .randomSeed(seed)
+        .broadcastBuffers(False)
+    )
     options.Training.gradientAccumulation(g)
     return options
 

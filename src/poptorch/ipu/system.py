@@ -12,6 +12,7 @@ from poptorch._logging import logger
 from poptorch.errors import DeviceError, VariableError, nearest
 
 _VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
+_CYCLES_PER_SECOND = {1: 1.6e9, 2: 1.325e9, 21: 1.85e9}
 
 
 def number_of_ipus() -> int:
@@ -29,6 +30,11 @@ def ipu_version() -> int:
         variable = environment.IPU_MODEL_VERSION.name
         raise VariableError(f"environment variable {variable} is {name!r}, which is no IPU{nearest(name, _VERSIONS)}")
     return _VERSIONS[name]
+
+
+def cycles_per_second() -> float:
+    """The clock of the emulated IPUs."""
+    return _CYCLES_PER_SECOND[ipu_version()]
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:

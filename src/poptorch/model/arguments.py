@@ -11,6 +11,7 @@ import torch
 
 from poptorch._logging import logger
 from poptorch.errors import ArgumentBindingError, ArgumentError, Error, explain
+from poptorch.ir import tensor_type
 from poptorch.ir.structure import Constant, Custom, Layout, Leaf, Node, flatten, flatten_like, leaf_names
 
 _MANY, _ANY_KEY = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
@@ -111,8 +112,27 @@ class CallSpec:
         """The tensors of a later call, in compiled order; raises `ArgumentError` if the call differs."""
         if not kwargs and len(args) == len(self.shapes) == len(self.names) and self._is_flat_match(args):
             return list(args)
-        self._compare(args, kwargs)
+        try:
+            self._compare(args, kwargs)
+        except _Mismatch as mismatch:
+            raise self._error(str(mismatch), args, kwargs) from None
         return flatten_like(self.args, args) + flatten_like(self.kwargs, kwargs)
+
+    def _error(self, what: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ArgumentError:
+        return ArgumentError(
+            explain(
+                what,
+                compiled=str(self),
+                this_call=_signature([*args, *kwargs.values()], [*self.names[: len(args)], *kwargs]),
+                reason="the model is compiled for the arguments of its first call",
+                fix="create a new wrapper, or call destroy() and call again to compile for these arguments; "
+                "with Options.allowShapeChanges(True) a model compiles for each new kind of call",
+            )
+        )
+
+    def __str__(self) -> str:
+        tensors = zip(self.tensor_names, self.dtypes, self.shapes, strict=True)
+        return f"({', '.join(f'{name}: {tensor_type(dtype, tuple(shape))}' for name, dtype, shape in tensors)})"
 
     def _is_flat_match(self, args: tuple[Any, ...]) -> bool:
         for value, shape, dtype in zip(args, self.shapes, self.dtypes, strict=True):
@@ -216,11 +236,19 @@ def _type_mismatch(name: str, expected: type, value: Any) -> None:
     _mismatch(f"Type mismatch for {name}: expected {expected.__name__} but got {type(value).__name__}")
 
 
+def _signature(values: list[Any], names: list[str]) -> str:
+    """The arguments of a call as `CallSpec` prints those that were compiled."""
+    found: list[str] = []
+    for index, value in enumerate(values):
+        layout, tensors = flatten(value)
+        inner = leaf_names(layout, names[index] if index < len(names) else f"*args[{index}]")
+        found += [f"{name}: {tensor_type(t.dtype, tuple(t.shape))}" for name, t in zip(inner, tensors, strict=True)]
+    return f"({', '.join(found)})"
+
+
+class _Mismatch(Exception):
+    """A call is not like the compiled one; the text says where they differ."""
+
+
 def _mismatch(what: str) -> None:
-    raise ArgumentError(
-        explain(
-            what,
-            reason="the model is compiled for the arguments of its first call",
-            fix="create a new wrapper, or call destroy() and call again to compile for these arguments",
-        )
-    )
+    raise _Mismatch(what)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +17,17 @@ from tqdm import tqdm
 from poptorch._logging import limit_repeats, logger
 from poptorch.capture import Call, Captured, capture_inference, capture_training
 from poptorch.compiler import compile_graph, dumping
-from poptorch.errors import Error, WrappedError, explain
+from poptorch.errors import ArgumentError, Error, WrappedError, explain
 from poptorch.executable import Executable
 from poptorch.faults import FAULTS
 from poptorch.ir.structure import rebuild
 from poptorch.model.arguments import ArgumentBinder, CallSpec, prepare
 from poptorch.model.attachment import Attachment
+from poptorch.model.buffers import check_broadcast, updatable_buffers
 from poptorch.model.clock import Clock, clocks_of
+from poptorch.model.measurements import Measurements
 from poptorch.model.state import OwnedState, Snapshot
+from poptorch.model.variants import Variant, Variants
 from poptorch.optim import plan_groups
 from poptorch.options import Options, resolve, validate
 from poptorch.runtime import EagerEngine, Session, choose_engine, return_freed_memory
@@ -34,7 +38,7 @@ _NOT_COMPILED = (
 _wrapped = WeakIdKeyDictionary()  # module → weak reference to the executor that trains it
 
 
-class PoplarExecutor:
+class PoplarExecutor(Measurements):
     """A model that runs as a compiled program; made by `trainingModel` and `inferenceModel`, called like the model."""
 
     def __init__(
@@ -69,7 +73,7 @@ class PoplarExecutor:
         self._call: CallSpec | None = None
         self._state: OwnedState | Snapshot | None = None
         self._clocks: list[Clock] = []
-        self._seen: list[int] = []
+        self._variants = Variants()
         self._attachment.detach()
         self._host_is_stale = False  # whether an inference program has buffers that the module does not know of
 
@@ -87,7 +91,7 @@ class PoplarExecutor:
         elif not self._attachment.is_attached:
             self.attachToDevice()
         assert self._call is not None and self._session is not None
-        tensors = prepare(self._call.tensors(args, kwargs), self._warned)
+        tensors = prepare(self._tensors(args, kwargs), self._warned)
         self._synchronise(self._session)
         outputs = self._session.run(tensors)
         for output in outputs:
@@ -98,7 +102,28 @@ class PoplarExecutor:
                 clock.time += 1
         elif self._session.executable.step.written_state:
             self._host_is_stale = True
+        if self._counts_cycles:
+            logger.info("Total number of IPU cycles: %d", self.cycleCount())
         return rebuild(self._session.executable.result, outputs)
+
+    def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors of a call; if it is not like the compiled one, find or compile another program if allowed."""
+        assert self._call is not None
+        try:
+            return self._call.tensors(args, kwargs)
+        except ArgumentError as mismatch:
+            if not self._options.allow_shape_changes:
+                raise
+            reason = mismatch.message.splitlines()[0]
+        found = self._variants.find(args, kwargs)
+        if found is None:
+            call = CallSpec.of(self._binder, args, kwargs)
+            logger.info("compiling again for %s: %s", call, reason)
+            self._build(call, args, kwargs, reason)
+            return call.tensors(args, kwargs)
+        variant, tensors = found
+        self._call, self._session, self._state = variant.call, variant.session, variant.state
+        return tensors
 
     def _synchronise(self, session: Session) -> None:
         """Make sure the program sees the state as its owners have it."""
@@ -108,7 +133,7 @@ class PoplarExecutor:
                 session.bind(state.tensors())
         elif isinstance(state, Snapshot):
             now = [clock.time for clock in self._clocks]
-            if now != self._seen:
+            if now != state.seen:
                 logger.debug("Implicit copyWeightsToDevice()")
                 self._refresh(state)
             elif "host" not in self._warned and not state.is_current():
@@ -120,7 +145,7 @@ class PoplarExecutor:
 
     def _refresh(self, state: Snapshot) -> None:
         assert self._session is not None
-        self._seen = [clock.time for clock in self._clocks]
+        state.seen = [clock.time for clock in self._clocks]
         state.refresh()
         self._host_is_stale = False
         self._session.bind(state.tensors())
@@ -139,17 +164,21 @@ class PoplarExecutor:
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         validate(self._options.toDict())
         limit_repeats(self._options.max_repeat_logs)
+        updatable_buffers(self._options, self._traced)
+        if self._counts_cycles and self._attachment.uses_model:
+            raise Error("Cycle count logging is only supported on actual IPU hardware, not on the IPU model.")
         call = CallSpec.of(self._binder, args, kwargs)
         self._attachment.before_compilation()
         try:
-            self._build(call, args, kwargs)
+            self._build(call, args, kwargs, "the first call")
             self._attachment.after_compilation()
         except BaseException:
             self._forget()
             raise
 
-    def _build(self, call: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _build(self, call: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
         """Capture, compile and load."""
+        start = time.perf_counter()
         label = "training" if self._training else "inference"
         with _progress(self._settings.show_progress) as phase:
             phase("Capturing the model")
@@ -161,14 +190,17 @@ class PoplarExecutor:
                 phase(f"Compiling the {program.name} program")
                 engine = self._engine if program is not executable.prepare else EagerEngine()  # it runs once
                 kernels[program.name] = engine.compile(program)
+            check_broadcast(self._options, self._traced, executable)
             phase("Loading")
             strides = {name: stride for kernel in kernels.values() for name, stride in kernel.strides.items()}
-            self._state = self._own(captured, executable, strides)
-            self._session = Session(executable, kernels, self._state.tensors())
-        self._call = call
+            state = self._own(captured, executable, strides)
+            session = Session(executable, kernels, state.tensors())
         parameters = [parameter for _, parameter in self._traced.named_parameters()]
         self._clocks = clocks_of(parameters)
-        self._seen = [clock.time for clock in self._clocks]
+        if isinstance(state, Snapshot):
+            state.seen = [clock.time for clock in self._clocks]
+        self._call, self._session, self._state = call, session, state
+        self._variants.add(Variant(call, session, state, reason, time.perf_counter() - start))
         logger.info(
             "compiled a %s model for %s emulated IPU(s) on the %s engine",
             label,
@@ -268,6 +300,39 @@ class PoplarExecutor:
             assert self._session is not None
             self._session.bind(state.tensors())
 
+    def copyNamedBuffersToDevice(self) -> None:
+        """Let the program use the values that the buffers of `Options.updatableNamedBuffers` have now."""
+        state = self._compiled_state()
+        names = updatable_buffers(self._options, self._traced)
+        if names is None:
+            raise Error(
+                explain(
+                    "copyNamedBuffersToDevice() does not know which buffers to copy.",
+                    fix='name them: Options.updatableNamedBuffers(["scale"])',
+                )
+            )
+        if isinstance(state, Snapshot):
+            assert self._session is not None
+            state.refresh(names)
+            self._session.bind(state.tensors())
+
+    @property
+    def rng_state(self) -> list[int] | None:
+        """The random numbers of the device as numbers that can be set again; the seed alone before the first call."""
+        self._compiled_state()
+        assert self._session is not None
+        return self._session.random.words
+
+    @rng_state.setter
+    def rng_state(self, state: list[int]) -> None:
+        self._compiled_state()
+        assert self._session is not None
+        self._session.random.words = list(state)
+
+    def compilationReport(self) -> str:
+        """What was compiled and why: one line per program, more than one only with `Options.allowShapeChanges`."""
+        return self._variants.report()
+
     def load_state_dict(self, state_dict: Any, strict: bool = True) -> Any:
         """Load weights into the model and use them from the next call on."""
         result = self._user_model.load_state_dict(state_dict, strict=strict)
@@ -280,10 +345,11 @@ class PoplarExecutor:
         if not self._training:
             raise AttributeError("an inference model has no optimiser: setOptimizer belongs to poptorch.trainingModel.")
         plans = plan_groups(optimizer)
-        if isinstance(self._state, OwnedState):
-            self._state.set_hypers(plans)
-            if optimizer is not self._optimizer:
-                self._state.adopt(optimizer)
+        for variant in self._variants:
+            if isinstance(variant.state, OwnedState):
+                variant.state.set_hypers(plans)
+                if optimizer is not self._optimizer:
+                    variant.state.adopt(optimizer)
         self._optimizer, self._plans = optimizer, plans
 
     # ---- looking like the model

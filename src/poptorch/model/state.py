@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +149,7 @@ class Snapshot:
             for name, tensor in self._originals.items()
         }
         self._versions = self._host_versions()
+        self.seen: list[int] = []  # the times of the training executors whose work the copies show
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return self._copies
@@ -157,11 +158,12 @@ class Snapshot:
         """Whether the host has not written to a parameter or buffer since the copies were made."""
         return self._versions == self._host_versions()
 
-    def refresh(self) -> None:
-        """Take the values that the module has now."""
+    def refresh(self, names: Collection[str] | None = None) -> None:
+        """Take the values that the module has now, of all parameters and buffers or only of these."""
         self._originals = self._find()
         for name, copy in self._copies.items():
-            copy.copy_(self._originals[name].detach())
+            if names is None or name in names:
+                copy.copy_(self._originals[name].detach())
         self._versions = self._host_versions()
 
     def write_back(self, names: Iterable[str]) -> None:

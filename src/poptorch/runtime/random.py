@@ -7,11 +7,15 @@ from contextlib import contextmanager
 
 import torch
 
+from poptorch.errors import Error, explain
+
 
 class RandomStreams:
     """Generator states of the replicas. Programs draw from torch's default generator, so a stream is swapped in."""
 
     def __init__(self, seed: int | None, replicas: int) -> None:
+        self._seed = seed
+        self._were_used = False
         first = torch.initial_seed() if seed is None else seed
         self._states = [_state(first + replica) for replica in range(replicas)]
         self._active: int | None = None
@@ -20,7 +24,7 @@ class RandomStreams:
     def active(self) -> Iterator[None]:
         """Let programs draw from these streams; the host's generator is untouched afterwards."""
         host = torch.get_rng_state()
-        self._active = 0
+        self._active, self._were_used = 0, True
         torch.set_rng_state(self._states[0])
         try:
             yield
@@ -36,6 +40,32 @@ class RandomStreams:
         self._states[self._active] = torch.get_rng_state()
         torch.set_rng_state(self._states[replica])
         self._active = replica
+
+    @property
+    def words(self) -> list[int] | None:
+        """Seed and states as numbers; the seed alone if nothing was drawn yet, None if there is not even that."""
+        if not self._were_used:
+            return None if self._seed is None else [self._seed]
+        states = [number for state in self._states for number in state.view(torch.int64).tolist()]
+        return [self._seed or 0, *states]
+
+    @words.setter
+    def words(self, words: list[int]) -> None:
+        self._seed, self._were_used = words[0], len(words) > 1
+        if not self._were_used:
+            self._states = [_state(self._seed + replica) for replica in range(len(self._states))]
+            return
+        size = len(self._states[0]) // 8
+        if len(words) != 1 + size * len(self._states):
+            raise Error(
+                explain(
+                    f"rng_state has {len(words)} numbers, but {len(self._states)} replicas have "
+                    f"{1 + size * len(self._states)}.",
+                    fix="set what rng_state of a model with the same replicationFactor gave",
+                )
+            )
+        states = torch.tensor(words[1:], dtype=torch.int64).view(len(self._states), size)
+        self._states = [state.clone().view(torch.uint8) for state in states]  # torch ignores storage offsets
 
 
 def _state(seed: int) -> torch.Tensor:

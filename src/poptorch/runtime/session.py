@@ -7,11 +7,13 @@ sees: gradient accumulators, and the buffers of every replica but the first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 
 import torch
 
 from poptorch.errors import GuardError, explain
 from poptorch.executable import Executable, InputSpec, OutputRole, Program, Role
+from poptorch.runtime.counters import CallTimes
 from poptorch.runtime.engine import Call, Kernel
 from poptorch.runtime.layout import with_stride
 from poptorch.runtime.random import RandomStreams
@@ -29,8 +31,13 @@ class Session:
         self._kept = frozenset(executable.batching.kept)
         self._is_guarded = bool(executable.step.guards)
         self._outputs = [spec for spec in executable.outputs if spec.role is OutputRole.USER_OUTPUT]
+        self.times = CallTimes()  # of the last call
         self.random = RandomStreams(executable.random_seed, executable.batching.replicas)
         self.bind(state)
+
+    @property
+    def number_of_outputs(self) -> int:
+        return len(self._outputs)
 
     @property
     def executable(self) -> Executable:
@@ -81,16 +88,24 @@ class Session:
         for check in self._executable.checks:
             for checked in micro_batches if check.ops is not None else (tensors,):
                 check.check(checked)
-        if not self._executable.step.draws_random_numbers:
-            return self._collect(self._run(micro_batches))
-        with self.random.active():
-            return self._collect(self._run(micro_batches))
+        times = CallTimes.begin()
+        if self._executable.step.draws_random_numbers:
+            with self.random.active():
+                outputs = self._run(micro_batches, times)
+        else:
+            outputs = self._run(micro_batches, times)
+        collected = self._collect(outputs)
+        times.collected = perf_counter()
+        self.times = times
+        return collected
 
-    def _run(self, micro_batches: list[list[torch.Tensor]]) -> list[Sequence[torch.Tensor]]:
+    def _run(self, micro_batches: list[list[torch.Tensor]], times: CallTimes) -> list[Sequence[torch.Tensor]]:
         if not torch.is_grad_enabled():  # recurrent layers keep what their backward pass needs only in grad mode
             with torch.enable_grad():
-                return self._run(micro_batches)
-        return self._run_fused(micro_batches) if self._update is None else self._run_split(micro_batches, self._update)
+                return self._run(micro_batches, times)
+        if self._update is None:
+            return self._run_fused(micro_batches, times)
+        return self._run_split(micro_batches, times, self._update)
 
     def _micro_batches(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         count, sources = self._input_batches, self._executable.batching.sources
@@ -102,20 +117,24 @@ class Session:
         batches = [list(batch) for batch in zip(*parts, strict=True)]
         return batches if count == len(sources) else [list(batches[source]) for source in sources]
 
-    def _run_fused(self, micro_batches: list[list[torch.Tensor]]) -> list[Sequence[torch.Tensor]]:
+    def _run_fused(self, micro_batches: list[list[torch.Tensor]], times: CallTimes) -> list[Sequence[torch.Tensor]]:
         """One program per micro-batch: inference, or training in which every micro-batch is an update."""
         replicas, outputs = len(self._steps), list[Sequence[torch.Tensor]]()
         for index, micro_batch in enumerate(micro_batches):
             replica = index % replicas
             self.random.enter(replica)
+            times.started.append(perf_counter())
             result = self._steps[replica](micro_batch)
+            times.finished.append(perf_counter())
             if self._is_guarded:
                 self._check_guards(result[-1], index)
             if index in self._kept:
                 outputs.append(result)
         return outputs
 
-    def _run_split(self, micro_batches: list[list[torch.Tensor]], update: Call) -> list[Sequence[torch.Tensor]]:
+    def _run_split(
+        self, micro_batches: list[list[torch.Tensor]], times: CallTimes, update: Call
+    ) -> list[Sequence[torch.Tensor]]:
         """Accumulate over the micro-batches of each update; nothing of an update that fails stays behind."""
         batching = self._executable.batching
         outputs = list[Sequence[torch.Tensor]]()
@@ -126,7 +145,9 @@ class Session:
                 for index in range(start, start + batching.micro_batches_per_update):
                     replica = index % batching.replicas
                     self.random.enter(replica)
+                    times.started.append(perf_counter())
                     result = self._steps[replica](micro_batches[index])
+                    times.finished.append(perf_counter())
                     if self._is_guarded:
                         self._check_guards(result[-1], index)
                     if index in self._kept:
