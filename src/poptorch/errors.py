@@ -138,6 +138,10 @@ class ArgumentBindingError(Error, AssertionError):
     """The arguments of a call do not fit the signature of the model's forward."""
 
 
+class AnchorError(Error, AssertionError):
+    """There is no such anchor, or nothing was collected for it yet."""
+
+
 class GuardError(Error):
     """A batch contradicts a value that was frozen into the program when it was compiled."""
 

@@ -162,7 +162,7 @@ class _Trace:
         return leaf
 
     def _forward(self, user_tensors: list[torch.Tensor]) -> Any:
-        with self.marks:
+        with self.marks, self.watch.following(self.module):
             return self.module(*rebuild(self.call.args, user_tensors), **rebuild(self.call.kwargs, user_tensors))
 
     def _registered(self, passed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -1,20 +1,22 @@
 """See every op of a step while it is traced.
 
-`Watch` sits on top of PyTorch's tracing modes. It notes the user's line on each op, keeps random draws consistent when
+`Watch` sits on top of PyTorch's tracing modes. It notes the user's line and submodule on each op, keeps random draws consistent when
 activation checkpointing replays them, and freezes values that Python reads into guards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._functorch._aot_autograd.functional_utils import from_fun
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import traceback as fx_traceback
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -41,7 +43,8 @@ class Watch(TorchDispatchMode):
         self.guards: list[tuple[Guard, torch.Tensor]] = []
         self.warnings: list[str] = []
         self._has_values = has_values
-        self._lines: dict[int, SourceLine] = {}  # by the sequence number of the op's autograd node
+        self._places: dict[int, tuple[SourceLine | None, str]] = {}  # by the number of the op's autograd node
+        self._path: list[str] = [""]
         self._draws: dict[Any, Any] = {}
         self._outside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -49,9 +52,9 @@ class Watch(TorchDispatchMode):
         self, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        line = self._line()
+        line, path = self._place()
         args, kwargs = self._shield_outside_tensors(func, args, kwargs)
-        with fx_traceback.annotate(annotation(Note(self.phase, line))):
+        with fx_traceback.annotate(annotation(Note(self.phase, line, path))):
             if torch.Tag.data_dependent_output in func.tags:
                 return self._read(func, args, kwargs, line)
             if func in _STATIC_FORMS:
@@ -65,17 +68,40 @@ class Watch(TorchDispatchMode):
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 raise ValuesNeeded from error
 
-    def _line(self) -> SourceLine | None:
-        """The user's line: from the stack in the forward pass, through the autograd node in the backward pass."""
+    def _place(self) -> tuple[SourceLine | None, str]:
+        """The user's line and the submodule: as they are now, or of the forward op that a backward op belongs to."""
         if self.phase is Phase.BACKWARD:
             node = torch._C._current_autograd_node()
-            found = None if node is None else self._lines.get(node._sequence_nr())
+            found = None if node is None else self._places.get(node._sequence_nr())
             if found is not None:
                 return found
-        line = current_user_line()
-        if self.phase is Phase.FORWARD and line is not None:
-            self._lines.setdefault(torch.autograd._get_sequence_nr() - 1, line)  # later ops without history share it
-        return line
+        place = (current_user_line(), self._path[-1])
+        if self.phase is Phase.FORWARD and place[0] is not None:
+            self._places.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # later ops without history share it
+        return place
+
+    @contextmanager
+    def following(self, module: nn.Module) -> Iterator[None]:
+        """Know which submodule of `module` runs."""
+        paths = {submodule: name for name, submodule in module.named_modules()}
+
+        def enter(submodule: nn.Module, args: Any) -> None:
+            self._path.append(paths.get(submodule, self._path[-1]))
+
+        def leave(submodule: nn.Module, args: Any, result: Any) -> None:
+            self._path.pop()
+
+        depth = len(self._path)
+        handles = (
+            register_module_forward_pre_hook(enter),
+            register_module_forward_hook(leave, always_call=True),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            del self._path[depth:]
 
     def _shield_outside_tensors(
         self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from poptorch.compiler.accumulate import drop_intermediates, split_update
+from poptorch.compiler.anchors import plan_anchors, return_anchors
 from poptorch.compiler.bounds import index_checks
 from poptorch.compiler.hoist import hoist_weight_ops
 from poptorch.compiler.passes import Observer, run_passes
 from poptorch.enums import OutputMode
 from poptorch.executable import Batching, Executable, Program
 from poptorch.ir import StepGraph, verify
+from poptorch.ir.names import tensor_names
 from poptorch.ir.structure import Layout
 from poptorch.options import Settings
 
 
 def compile_graph(graph: StepGraph, result: Layout, settings: Settings, observe: Observer) -> Executable:
     """Run all passes over a captured graph and lower it."""
-    return lower(run_passes(graph, settings, observe), result, settings, observe)
+    names = tensor_names(graph, with_paths=settings.module_namescope)
+    anchors = plan_anchors(settings.anchors, names, settings.batching)
+    graph = return_anchors(graph, settings.anchors, names)
+    executable = lower(run_passes(graph, settings, observe), result, settings, observe)
+    return replace(executable, anchors=anchors, tensor_names=(*names.values, *names.state))
 
 
 def lower(graph: StepGraph, result: Layout, settings: Settings, observe: Observer) -> Executable:

@@ -1,8 +1,18 @@
 """The finished program as a frozen, saveable value."""
 
 from poptorch.executable.checks import IndexCheck
-from poptorch.executable.executable import Batching, Executable
+from poptorch.executable.executable import AnchorPlan, Batching, Executable
 from poptorch.executable.program import Program, in_place
 from poptorch.ir import InputSpec, OutputRole, Role
 
-__all__ = ["Batching", "Executable", "IndexCheck", "InputSpec", "OutputRole", "Program", "Role", "in_place"]
+__all__ = [
+    "AnchorPlan",
+    "Batching",
+    "Executable",
+    "IndexCheck",
+    "InputSpec",
+    "OutputRole",
+    "Program",
+    "Role",
+    "in_place",
+]

@@ -32,6 +32,19 @@ class Batching:
 
 
 @dataclass(frozen=True)
+class AnchorPlan:
+    """A tensor that every call collects beside the outputs.
+
+    `state` names it if it is state that the step leaves behind; otherwise the step returns it under `name`.
+    """
+
+    name: str
+    state: str | None
+    kept: frozenset[int]
+    sums: bool
+
+
+@dataclass(frozen=True)
 class Executable:
     """What one call runs: `step` for every micro-batch and, if it is not part of the step, `update` after each group.
 
@@ -45,6 +58,8 @@ class Executable:
     result: Layout
     checks: tuple[IndexCheck, ...]
     random_seed: int | None
+    anchors: tuple[AnchorPlan, ...] = ()
+    tensor_names: tuple[str, ...] = ()  # what anchors can be asked for
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -57,7 +72,7 @@ class Executable:
 
     @property
     def outputs(self) -> tuple[OutputSpec, ...]:
-        """What the step returns: the user's outputs, then the guards if there are any."""
+        """What the step returns: the user's outputs, then anchors and guards if there are any."""
         return self.step.returned
 
     def __str__(self) -> str:

@@ -36,7 +36,8 @@ class Program:
 
     @property
     def returned(self) -> tuple[OutputSpec, ...]:
-        return tuple(spec for spec in self.signature.outputs if spec.role in (OutputRole.USER_OUTPUT, OutputRole.GUARD))
+        handed_out = (OutputRole.USER_OUTPUT, OutputRole.ANCHOR, OutputRole.GUARD)
+        return tuple(spec for spec in self.signature.outputs if spec.role in handed_out)
 
     @property
     def guards(self) -> tuple[Guard, ...]:

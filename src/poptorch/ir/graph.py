@@ -32,6 +32,7 @@ class Note:
 
     phase: Phase
     line: SourceLine | None = None
+    path: str = ""  # of the submodule, for example "encoder.0.fc"
 
 
 _NOTE = "poptorch"  # key of the Note in Node.meta["custom"], the one entry that every torch transformation keeps

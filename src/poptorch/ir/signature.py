@@ -26,6 +26,7 @@ class OutputRole(Enum):
     """What an output of a graph is for."""
 
     USER_OUTPUT = "output"
+    ANCHOR = "anchor"  # a tensor that the user asked for by name
     GUARD = "guard"
     GRADIENT = "gradient"
     NEW_VALUE = "new value"  # of the input with the same name, written back in place

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from poptorch._logging import limit_repeats, logger
 from poptorch.capture import Call, Captured, capture_inference, capture_training
 from poptorch.compiler import compile_graph, dumping
-from poptorch.errors import ArgumentError, Error, WrappedError, explain
+from poptorch.errors import AnchorError, ArgumentError, Error, WrappedError, explain, nearest
 from poptorch.executable import Executable
 from poptorch.faults import FAULTS
 from poptorch.ir.structure import rebuild
@@ -328,6 +328,21 @@ class PoplarExecutor(Measurements):
         self._compiled_state()
         assert self._session is not None
         self._session.random.words = list(state)
+
+    def getTensorNames(self) -> list[str]:
+        """The names of all tensors that `Options.anchorTensor` can ask for."""
+        if self._session is None:
+            raise AnchorError(_NOT_COMPILED)
+        return list(self._session.executable.tensor_names)
+
+    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+        """What the last call computed for the anchor of this name."""
+        if self._session is None or not self._session.times.finished:
+            raise AnchorError(f"there is nothing for the anchor {short_name!r} yet: call the model first.")
+        if short_name in self._session.anchored:
+            return self._session.anchored[short_name]
+        known = sorted(self._options.anchored_tensors)
+        raise AnchorError(f"{short_name!r} is no anchor of this model{nearest(short_name, known)}")
 
     def compilationReport(self) -> str:
         """What was compiled and why: one line per program, more than one only with `Options.allowShapeChanges`."""

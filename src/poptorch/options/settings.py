@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from poptorch.enums import OutputMode, ReductionType
 from poptorch.options.batching import BatchPlan
-from poptorch.options.options import Options
+from poptorch.options.options import Anchor, Options
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Settings:
     reduction: ReductionType
     random_seed: int | None
     show_progress: bool
+    anchors: Mapping[str, Anchor]
+    module_namescope: bool
 
 
 def resolve(options: Options, *, training: bool) -> Settings:
@@ -39,4 +42,6 @@ def resolve(options: Options, *, training: bool) -> Settings:
         reduction=options.Training.accumulation_and_replication_reduction_type,
         random_seed=options.random_seed if options.exists("random_seed") else None,
         show_progress=options.show_compilation_progress_bar,
+        anchors=options.anchored_tensors,
+        module_namescope=options.module_namescope,
     )

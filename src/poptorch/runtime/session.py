@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 
 from poptorch.errors import GuardError, explain
-from poptorch.executable import Executable, InputSpec, OutputRole, Program, Role
+from poptorch.executable import AnchorPlan, Executable, InputSpec, OutputRole, Program, Role
 from poptorch.runtime.counters import CallTimes
 from poptorch.runtime.engine import Call, Kernel
 from poptorch.runtime.layout import with_stride
@@ -31,6 +31,10 @@ class Session:
         self._kept = frozenset(executable.batching.kept)
         self._is_guarded = bool(executable.step.guards)
         self._outputs = [spec for spec in executable.outputs if spec.role is OutputRole.USER_OUTPUT]
+        self._anchors = [anchor for anchor in executable.anchors if anchor.state is None]
+        self._state_anchors = [anchor for anchor in executable.anchors if anchor.state is not None]
+        self.anchored: dict[str, torch.Tensor] = {}  # of the last call
+        self._collected: dict[str, list[torch.Tensor]] = {}
         self.times = CallTimes()  # of the last call
         self.random = RandomStreams(executable.random_seed, executable.batching.replicas)
         self.bind(state)
@@ -57,6 +61,7 @@ class Session:
         replicas = [first, *({**first, **{n: first[n].detach().clone() for n in buffers}} for _ in others)]
         self._steps: list[Call] = [self._bind(step, replica) for replica in replicas]
         self._update: Call | None = None if update is None else self._bind(update, first)
+        self._replicas = replicas
         self._accumulators = list(accumulators.values())
         self._volatile: list[torch.Tensor] = []
         if update is not None:  # what the step writes before the update that belongs to it
@@ -89,12 +94,14 @@ class Session:
             for checked in micro_batches if check.ops is not None else (tensors,):
                 check.check(checked)
         times = CallTimes.begin()
+        self._collected = {anchor.name: [] for anchor in self._executable.anchors}
         if self._executable.step.draws_random_numbers:
             with self.random.active():
                 outputs = self._run(micro_batches, times)
         else:
             outputs = self._run(micro_batches, times)
         collected = self._collect(outputs)
+        self.anchored = {anchor.name: self._anchored(anchor) for anchor in self._executable.anchors}
         times.collected = perf_counter()
         self.times = times
         return collected
@@ -128,6 +135,9 @@ class Session:
             times.finished.append(perf_counter())
             if self._is_guarded:
                 self._check_guards(result[-1], index)
+            if self._collected:
+                self._collect_anchors(result, index)
+                self._collect_state(range(index, index + 1))
             if index in self._kept:
                 outputs.append(result)
         return outputs
@@ -150,6 +160,8 @@ class Session:
                     times.finished.append(perf_counter())
                     if self._is_guarded:
                         self._check_guards(result[-1], index)
+                    if self._collected:
+                        self._collect_anchors(result, index)
                     if index in self._kept:
                         outputs.append(result)
             except BaseException:
@@ -158,7 +170,30 @@ class Session:
                     torch._foreach_copy_(self._volatile, self._saved)
                 raise
             update([])
+            if self._collected:
+                self._collect_state(range(start, start + batching.micro_batches_per_update))
         return outputs
+
+    def _collect_anchors(self, result: Sequence[torch.Tensor], index: int) -> None:
+        """Keep what a micro-batch computed for the anchors, which the step returns after the user's outputs."""
+        for position, anchor in enumerate(self._anchors, start=len(self._outputs)):
+            if index in anchor.kept:
+                self._collected[anchor.name].append(result[position])
+
+    def _collect_state(self, indices: range) -> None:
+        """Keep the state that these micro-batches, or the update they belong to, left behind."""
+        for anchor in self._state_anchors:
+            for index in indices:
+                if index in anchor.kept:
+                    state = self._replicas[index % len(self._replicas)]
+                    self._collected[anchor.name].append(state[str(anchor.state)].detach().clone())
+
+    def _anchored(self, anchor: AnchorPlan) -> torch.Tensor:
+        values = self._collected[anchor.name]
+        if anchor.sums:
+            replicas = len(self._replicas)
+            values = [torch.stack(values[replica::replicas]).sum(0) for replica in range(replicas)]
+        return values[0] if len(values) == 1 else _join(values)
 
     def _check_guards(self, holds: torch.Tensor, micro_batch: int) -> None:
         if bool(holds.all()):

@@ -1,0 +1,76 @@
+"""Names for the tensors of a graph, by which users ask for them: where in the model, what kind of op, which result."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from dataclasses import dataclass
+
+from torch import fx
+
+from poptorch.ir.graph import Phase, StepGraph, note_of, value_of
+from poptorch.ir.ops import as_op
+from poptorch.ir.signature import OutputRole, Role
+
+# What PyTorch calls by several names has one here; the others are called as PyTorch calls them.
+_KINDS = {
+    "addmm": "MatMul",
+    "mm": "MatMul",
+    "bmm": "MatMul",
+    "baddbmm": "MatMul",
+    "convolution": "Conv",
+    "max_pool2d_with_indices": "MaxPool",
+    "_log_softmax": "LogSoftmax",
+    "_softmax": "Softmax",
+    "nll_loss_forward": "NllLoss",
+}
+_HYPERS = {"lr": "scaledLearningRate", "weight_decay": "weightDecay"}
+
+
+@dataclass(frozen=True)
+class Names:
+    """What can be asked for: values that the step computes, and state that it leaves behind."""
+
+    values: dict[str, fx.Node]
+    state: dict[str, str]  # to the name of an input of the graph
+
+
+def tensor_names(graph: StepGraph, *, with_paths: bool = True) -> Names:
+    """Every tensor of a step under a name; `with_paths` puts the place in the model in front of ops."""
+    values: dict[str, fx.Node] = {}
+    state: dict[str, str] = {}
+    for spec, node in zip(graph.signature.inputs, graph.placeholders, strict=True):
+        if spec.role is Role.USER_INPUT:
+            values[f"input/{spec.name.removeprefix('input:')}"] = node
+        elif spec.role in (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE):
+            state[spec.name] = spec.name
+        elif spec.role is Role.HYPER:
+            group, _, hyper = spec.name.partition(":")
+            state[f"{_HYPERS.get(hyper, hyper)}___{group}"] = spec.name
+    counts: Counter[str] = Counter()
+    stems: dict[fx.Node, str] = {}
+    for node in graph.ops.nodes:
+        note = note_of(node)
+        if node.op != "call_function" or note is None or note.phase is Phase.UPDATE:
+            continue
+        if node.target is operator.getitem:
+            values[f"{stems[node.args[0]]}:{node.args[1]}"] = node
+            continue
+        backward = ["Gradient"] if note.phase is Phase.BACKWARD else []
+        stem = "/".join([*(note.path.split(".") if with_paths and note.path else []), *backward, _kind(node)])
+        counts[stem] += 1
+        stems[node] = stem if counts[stem] == 1 else f"{stem}__{counts[stem] - 1}"
+        if not isinstance(value_of(node), (tuple, list)):
+            values[f"{stems[node]}:0"] = node
+    for spec, node in zip(graph.signature.outputs, graph.results, strict=True):
+        if spec.role is OutputRole.GRADIENT:
+            values[f"Gradient___{spec.name}"] = node
+        elif spec.role is OutputRole.NEW_VALUE and spec.name in state and ":" not in spec.name:
+            state[f"UpdatedVar___{spec.name}"] = spec.name
+    return Names(values, state)
+
+
+def _kind(node: fx.Node) -> str:
+    op = as_op(node.target)
+    name = node.name if op is None else op._schema.name.rpartition("::")[2]  # pyright: ignore[reportPrivateUsage]
+    return _KINDS.get(name) or "".join(part.capitalize() for part in name.split("_"))
