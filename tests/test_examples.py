@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+import popart
+import popdist
 import poptorch
 
 ROOT = Path(__file__).parent.parent
@@ -72,10 +74,11 @@ def test_page(page, tmp_path, monkeypatch, request):
             assert printed == example.printed, f"{page.name}, block at line {example.line + 1}"
 
 
-MODULES = [module.name for module in pkgutil.walk_packages(poptorch.__path__, "poptorch.")]
+PACKAGES = (poptorch, popart, popdist)
+MODULES = [m.name for package in PACKAGES for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
 
 
-@pytest.mark.parametrize("name", ["poptorch", *MODULES])
+@pytest.mark.parametrize("name", ["poptorch", "popart", "popdist", *MODULES])
 def test_docstrings(name):
     results = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert results.failed == 0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import subprocess
 import sys
 
 import pytest
+import torch
 
 import poptorch
+from poptorch import _logging
 
 
 @pytest.fixture(autouse=True)
@@ -58,3 +61,106 @@ def test_environment_sets_the_level(level, seen, monkeypatch):
     program = "import poptorch; poptorch.logger.warning('hello')"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ("hello" in ran.stderr) is seen
+
+
+def test_unknown_levels_are_answered_with_the_known_ones():
+    text = "Unknown log level: wibble. Valid values are DEBUG, ERR, INFO, OFF, TRACE and WARN"
+    with pytest.raises(ValueError, match=text):
+        poptorch.setLogLevel("wibble")
+    with pytest.raises(ValueError, match="Invalid log level integer"):
+        poptorch.setLogLevel(5)
+
+
+def test_a_level_that_does_not_exist_stops_the_import(monkeypatch):
+    monkeypatch.setenv("POPTORCH_LOG_LEVEL", "NOPE")
+    with pytest.raises(ValueError, match="Unknown log level: NOPE"):
+        importlib.reload(poptorch)
+
+
+@pytest.mark.parametrize("level", [0, "FOO", None])
+def test_the_graph_compiler_takes_level_names_only(level):
+    with pytest.raises(ValueError, match="Level must be one of"):
+        _logging.setPopartLogLevel(level)
+
+
+@pytest.mark.parametrize("level", ["TRACE", "DEBUG", "INFO", "WARN", "ERR", "OFF"])
+def test_the_graph_compiler_takes_every_level_name(level):
+    _logging.setPopartLogLevel(level)
+    assert logging.getLogger("popart").level == _logging._LEVELS[level]
+
+
+@pytest.fixture
+def fresh_repeats():
+    _logging.limit_repeats(4)
+    yield
+    _logging.limit_repeats(4)
+
+
+def shown(capsys, word):
+    return [line for line in capsys.readouterr().err.splitlines() if word in line]
+
+
+@pytest.mark.usefixtures("fresh_repeats")
+def test_the_same_warning_is_shown_four_times_and_then_suppressed(capsys, caplog):
+    for _ in range(10):
+        poptorch.logger.warning("again and %s", "again")
+    lines = shown(capsys, "again and again")
+    assert len(lines) == 5
+    assert ["suppressed" in line for line in lines] == [False] * 4 + [True]
+    assert caplog.text.count("again and again") == 10  # handlers of others still get them all
+    assert "suppressed" not in caplog.text
+
+
+@pytest.mark.usefixtures("fresh_repeats")
+def test_different_warnings_and_other_levels_are_not_counted(capsys):
+    for number in range(10):
+        poptorch.logger.warning("number %d", number)
+        poptorch.logger.error("an error")
+    assert len(shown(capsys, "number")) == 10
+
+
+@pytest.mark.usefixtures("fresh_repeats")
+@pytest.mark.parametrize(("limit", "count"), [(1, 2), (0, 1), (None, 10)])
+def test_options_set_how_often_a_warning_is_repeated(limit, count, capsys):
+    options = poptorch.Options().engine("eager").maxRepeatLogs(limit)
+    poptorch.inferenceModel(torch.nn.Linear(1, 1), options).compile(torch.ones(1, 1))
+    for _ in range(10):
+        poptorch.logger.warning("again")
+    assert len(shown(capsys, "again")) == count
+
+
+def handler_for(monkeypatch, destination):
+    monkeypatch.setenv("POPTORCH_LOG_DEST", str(destination))
+    return _logging._handler(_logging.environment.LOG_DEST.read())
+
+
+def test_lines_can_go_to_standard_output_or_to_a_file(monkeypatch, tmp_path, capsys):
+    record = logging.LogRecord("poptorch::python", logging.WARNING, "", 1, "hello", (), None)
+    handler_for(monkeypatch, "stdout").emit(record)
+    assert capsys.readouterr().out == "hello\n"
+    file = tmp_path / "log.txt"
+    file.write_text("old")
+    handler = handler_for(monkeypatch, file)
+    handler.emit(record)
+    handler.close()
+    assert file.read_text() == "hello\n"
+
+
+def test_a_file_that_cannot_be_opened_is_named(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match="POPTORCH_LOG_DEST is"):
+        handler_for(monkeypatch, tmp_path / "no" / "such" / "folder")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_levels_are_coloured_on_terminals_only(terminal, monkeypatch):
+    monkeypatch.setattr(_logging, "_is_terminal", lambda stream: terminal)
+    record = logging.LogRecord("poptorch::python", logging.WARNING, "", 1, "a coloured line", (), None)
+    assert ("\033[" in _logging._Formatter().format(record)) is terminal
+
+
+def test_exceptions_are_logged_with_their_traceback(capsys):
+    try:
+        raise KeyError("lost")
+    except KeyError:
+        poptorch.logger.exception("it failed")
+    assert "KeyError: 'lost'" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import poptorch
-from poptorch import OutputMode
+from poptorch import CommGroupType, OutputMode
 from poptorch.options import BatchPlan
 
 small = st.integers(1, 6)
@@ -115,3 +115,47 @@ def test_worked_examples(d, g, r, mode, period, rows, copies):
     plan = BatchPlan(d, g, r, mode, period)
     assert plan.rows_per_micro_batch("x", (rows, 3)) == 2
     assert plan.output_copies == copies
+
+
+grouped = st.builds(
+    lambda d, g, groups, size, kind: BatchPlan(d, g, groups * size, OutputMode.All, 1, size, kind),
+    small,
+    small,
+    small,
+    small,
+    st.sampled_from([CommGroupType.Consecutive, CommGroupType.Orthogonal]),
+)
+
+
+@given(grouped)
+def test_replicas_of_a_group_are_fed_the_same_rows_and_others_different_ones(plan):
+    assert len(plan.sources) == plan.micro_batches
+    assert set(plan.sources) == set(range(plan.input_batches))
+    assert plan.input_batches * plan.input_group_size == plan.micro_batches
+    first = plan.sources[: plan.replicas]
+    assert all(first.count(source) == plan.input_group_size for source in first)
+    steps = [plan.sources[start : start + plan.replicas] for start in range(0, plan.micro_batches, plan.replicas)]
+    assert steps == [tuple(index * plan.input_groups + s for s in first) for index in range(len(steps))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sources"),
+    [(CommGroupType.Consecutive, (0, 0, 0, 0, 1, 1, 1, 1)), (CommGroupType.Orthogonal, (0, 1, 0, 1, 0, 1, 0, 1))],
+)
+def test_groups_of_eight_replicas(kind, sources):
+    plan = BatchPlan(1, 1, 8, OutputMode.All, 1, 4, kind)
+    assert plan.sources == sources
+    assert plan.rows_per_micro_batch("x", (4, 3)) == 2
+    assert plan.output_copies == 8
+
+
+def test_without_groups_every_micro_batch_has_its_own_rows():
+    plan = BatchPlan(2, 3, 4, OutputMode.All, 1)
+    assert plan.sources == tuple(range(24))
+
+
+def test_groups_that_do_not_divide_the_replicas_are_refused():
+    with pytest.raises(poptorch.Error, match=r"groups of 3(.|\n)*4 replicas"):
+        BatchPlan(1, 1, 4, OutputMode.All, 1, 3)
+    with pytest.raises(AssertionError, match="inputReplicaGrouping 2"):
+        BatchPlan(1, 1, 4, OutputMode.All, 1, 2).rows_per_micro_batch("x", (3,))

@@ -90,6 +90,7 @@ FORBIDDEN = [
     "setAvailableMemoryProportion({**{'IPU0': 0.1}})",
     "set(**{'device_iterations': 3})",
     "deviceIterations(open)",
+    "deviceIterations(-'a')",
     "device_iterations",
     "device_iterations = 3",
     "logDir('\0')",
@@ -109,6 +110,7 @@ OTHER_ERRORS = [
     ("deviceIterations('2')", AssertionError, "deviceIterations"),
     ("setExecutionStrategy(poptorch.ShardedExecutions())", AttributeError, "did you mean 'ShardedExecution'"),
     ("outputMode(poptorch.OutputMode.Al)", AttributeError, "Al"),
+    ("setExecutionStrategy(poptorch)", AttributeError, "not the module itself"),
     ("Precision.setPartialsType(torch.nn)", AttributeError, "torch.nn"),
 ]
 

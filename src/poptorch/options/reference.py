@@ -25,10 +25,10 @@ GROUPS: dict[str, type[OptionGroup]] = {
 
 
 class Row(NamedTuple):
-    """One option for a reader."""
+    """One option for a reader: how it is called, where it is stored with which default, and what it does."""
 
     call: str
-    default: str
+    stored: str
     sentence: str
 
 
@@ -38,15 +38,17 @@ def rows() -> Iterator[Row]:
         for definition in group._definitions.values():  # pyright: ignore[reportPrivateUsage]
             parameters = list(inspect.signature(getattr(group, definition.method)).parameters.values())[1:]
             names = ", ".join(p.name if p.default is p.empty else f"{p.name}=…" for p in parameters)
-            yield Row(f"{prefix}{definition.method}({names})", _default(definition), definition.sentence)
+            yield Row(f"{prefix}{definition.method}({names})", _stored(definition), definition.sentence)
 
 
-def _default(definition: Definition) -> str:
-    return ", ".join(show(value) for value in definition.defaults.values())
+def _stored(definition: Definition) -> str:
+    own = [f"{key} (unset)" if at.is_absent else f"{key}={show(at.default)}" for key, at in definition.stored.items()]
+    return ", ".join([*own, *(f"_Popart {key}" for key in definition.popart_keys)])
 
 
 def reference() -> str:
-    """Every option with its default and its documentation, as text."""
-    return "\n".join(
-        f"{row.call}\n    {row.sentence}" + (f"\n    default: {row.default}" if row.default else "") for row in rows()
-    )
+    """Every option with its documentation, and the name and default of what it stores, as text."""
+    lines = list[str]()
+    for row in rows():
+        lines += [row.call, f"    {row.sentence}", *([f"    stored: {row.stored}"] if row.stored else [])]
+    return "\n".join(lines)

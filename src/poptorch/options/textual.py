@@ -81,6 +81,8 @@ class _Evaluator:
                 isinstance(node, ast.Dict) and None in node.keys
             ):
                 raise SyntaxError("** is not allowed in a file of options")
+            if isinstance(node, ast.UnaryOp) and not _is_number(node.operand):
+                raise SyntaxError("only a number can follow a minus sign in a file of options")
             if isinstance(node, ast.Name) and node.id not in ("options", "poptorch", "torch"):
                 raise SyntaxError(f"unknown name {node.id}: only options, poptorch and torch are known")
 
@@ -101,6 +103,8 @@ class _Evaluator:
         if isinstance(node, ast.Attribute):
             return self._attribute(node)
         assert isinstance(node, ast.Name)
+        if node.id != "options":
+            raise AttributeError(f"a file of options can use names inside {node.id}, not the module itself")
         return self._options
 
     def _attribute(self, node: ast.Attribute) -> Any:
@@ -142,6 +146,10 @@ def apply_json(options: Any, text: str, origin: str = "") -> None:
 def _is_open(name: str) -> bool:
     """Whether text may reach an attribute: it is not private, or one of those that programs use all the same."""
     return not name.startswith("_") or name in _PRIVATE_BUT_COMMON
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
 
 
 def _from_json(value: Any) -> Any:
