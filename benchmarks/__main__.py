@@ -49,6 +49,11 @@ class Bench:
         found = self._try("call", lambda: single.call_costs(calls=1000 if self.quick else 3000)) or []
         return found, report.call_cost_table(found)
 
+    def update(self) -> Result:
+        """The weight update alone."""
+        found = self._try("update", lambda: single.update_costs(calls=20 if self.quick else 50)) or []
+        return found, report.update_cost_table(found)
+
     def compile(self) -> Result:
         """Time to compile, with an empty and a filled cache."""
         chosen = [w for w in self.workloads if not self.quick or w.name in ("mlp", "cnn")]
@@ -77,7 +82,7 @@ class Bench:
             return None
 
 
-KINDS = ("train", "infer", "call", "compile", "memory")
+KINDS = ("train", "infer", "call", "update", "compile", "memory")
 
 
 def main() -> int:

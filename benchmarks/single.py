@@ -46,6 +46,29 @@ class Memory:
         return self.steps["poptorch"] / self.steps["eager"]
 
 
+@dataclass(frozen=True)
+class UpdateCost:
+    """What one AdamW update of 200 parameter tensors takes, and with torch's fused kernel."""
+
+    width: int
+    poptorch_us: float
+    fused_us: float
+    compile_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.fused_us / self.poptorch_us
+
+
+def update_costs(calls: int) -> list[UpdateCost]:
+    found: list[UpdateCost] = []
+    for width in (64, 256):
+        with Worker() as worker:
+            answer = worker.ask(op="task", name="update_cost", width=width, calls=calls)
+        found.append(UpdateCost(width, **answer))
+    return found
+
+
 def call_costs(calls: int) -> list[CallCost]:
     found: list[CallCost] = []
     for device_iterations, goal_us in ((1, 60.0), (100, 15.0)):

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.updates import update_cost
 from benchmarks.workloads import TINY, WORKLOADS
 
 # ---- cost of a call
@@ -170,4 +171,5 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "call_cost": call_cost,
     "compile_time": compile_time,
     "peak_memory": peak_memory,
+    "update_cost": update_cost,
 }

@@ -1,6 +1,6 @@
 """PopTorch: train and run PyTorch models as ahead-of-time compiled programs on emulated IPUs."""
 
-from poptorch import _logging, faults, profiling
+from poptorch import _logging, faults, optim, profiling
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
 from poptorch.annotations import Attribute, identity_loss, isRunningOnIpu
@@ -81,6 +81,7 @@ __all__ = [
     "isRunningOnIpu",
     "logger",
     "module_repr",
+    "optim",
     "print",
     "profiling",
     "registerCustomArgParser",

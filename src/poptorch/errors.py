@@ -154,6 +154,10 @@ class OptimizerError(Error, AssertionError):
     """An optimiser, or one of its settings, cannot be compiled."""
 
 
+class OptimizerValueError(Error, ValueError):
+    """A setting of an optimiser has a value that cannot be compiled, or not any more."""
+
+
 class WrappedError(Error, RuntimeError):
     """The model is already wrapped for training."""
 

@@ -12,14 +12,26 @@ from torch import nn
 
 from poptorch.capture.context import current_marks, is_capturing
 from poptorch.capture.trace import NARROWED, Call, trace_step
-from poptorch.capture.update import TrainedGroup, join_update, trained_groups
+from poptorch.capture.update import (
+    LOSS_SCALING,
+    SCALE_FACTOR,
+    TrainedGroup,
+    Update,
+    join_update,
+    loss_scales,
+    trained_groups,
+)
 from poptorch.errors import OptimizerError
 from poptorch.ir import OutputRole, StepGraph
 from poptorch.ir.structure import Layout
-from poptorch.optim import GroupPlan
+from poptorch.optim.gradients import Clipping
+from poptorch.optim.plan import OptimizerPlan
+from poptorch.options import Settings
 
 __all__ = [
+    "LOSS_SCALING",
     "NARROWED",
+    "SCALE_FACTOR",
     "Call",
     "Captured",
     "TrainedGroup",
@@ -45,11 +57,14 @@ def capture_inference(module: nn.Module, call: Call) -> Captured:
     return Captured(traced.graph, traced.result)
 
 
-def capture_training(module: nn.Module, call: Call, plans: Sequence[GroupPlan]) -> Captured:
+def capture_training(module: nn.Module, call: Call, plans: Sequence[OptimizerPlan], settings: Settings) -> Captured:
     """Forward, backward and update as one graph."""
-    traced = trace_step(module, call, training=True)
+    scales = loss_scales(plans, automatic=settings.automatic_loss_scaling)
+    traced = trace_step(module, call, training=True, scales=scales)
     reached = {spec.name for spec in traced.graph.signature.outputs if spec.role is OutputRole.GRADIENT}
     groups = trained_groups(module, plans, reached)
     if not groups:
         raise OptimizerError("no parameter of the optimiser is reached by the loss: there is nothing to train.")
-    return Captured(join_update(traced.graph, groups), traced.result, groups)
+    max_norm, norm_type = settings.clip_norm or (None, 2.0)
+    update = Update(tuple(plans), groups, Clipping(max_norm, norm_type, settings.clip_value), scales)
+    return Captured(join_update(traced.graph, update), traced.result, groups)

@@ -55,15 +55,18 @@ class Traced:
     result: Layout
 
 
-def trace_step(module: nn.Module, call: Call, *, training: bool) -> Traced:
-    """Trace forward, and backward if `training`; the module is left exactly as it was."""
+def trace_step(module: nn.Module, call: Call, *, training: bool, scales: tuple[InputSpec, ...] = ()) -> Traced:
+    """Trace forward, and backward if `training`; the module is left exactly as it was.
+
+    `scales` are inputs of the graph that the gradient of the loss is multiplied with where it starts.
+    """
     try:
-        return _Trace(module, call, training=training, has_values=False).run()
+        return _Trace(module, call, scales, training=training, has_values=False).run()
     except Exception as error:
         if not isinstance(error, ValuesNeeded):
             logger.debug("tracing without values failed (%s: %s), tracing the first batch", type(error).__name__, error)
     try:
-        return _Trace(module, call, training=training, has_values=True).run()
+        return _Trace(module, call, scales, training=training, has_values=True).run()
     except ValuesNeeded as error:
         raise _not_captured(error.__cause__ or error) from error
     except Error:
@@ -77,8 +80,10 @@ def trace_step(module: nn.Module, call: Call, *, training: bool) -> Traced:
 class _Trace:
     """One attempt at a trace, with fake tensors or with real ones."""
 
-    def __init__(self, module: nn.Module, call: Call, *, training: bool, has_values: bool) -> None:
-        self.module, self.call, self.training = module, call, training
+    def __init__(
+        self, module: nn.Module, call: Call, scales: tuple[InputSpec, ...], *, training: bool, has_values: bool
+    ) -> None:
+        self.module, self.call, self.scales, self.training = module, call, scales, training
         self.parameters, self.buffers = named_state(module)
         self.watch = Watch(has_values=has_values)
         self.marks = LossMarks()
@@ -89,6 +94,7 @@ class _Trace:
     def run(self) -> Traced:
         names = [*self.parameters, *self.buffers, *self.call.names]
         tensors = [t.detach() for t in (*self.parameters.values(), *self.buffers.values(), *self.call.tensors)]
+        tensors += [torch.ones(spec.shape, dtype=spec.dtype) for spec in self.scales]
         with _quiet_tracing(self.training) as fake:
             inputs = tensors if self.has_values else [fake.from_tensor(t, static_shapes=True) for t in tensors]
             with ExitStack() as stack:
@@ -104,7 +110,8 @@ class _Trace:
             *[Role.BUFFER] * len(self.buffers),
             *[Role.USER_INPUT] * len(self.call.names),
         ]
-        specs = [InputSpec.of(name, role, t) for name, role, t in zip(names, roles, tensors, strict=True)]
+        specs = [InputSpec.of(name, role, t) for name, role, t in zip(names, roles, tensors, strict=False)]
+        specs += self.scales
         graph = _finish(traced, specs, self.outputs, tuple(guard for guard, _ in self.watch.guards))
         return Traced(graph, self.result)
 
@@ -112,6 +119,7 @@ class _Trace:
         """The function that is traced. Its inputs are the parameters, the buffers and the user's tensors."""
         with FunctionalTensorMode(), self.watch:
             given = [to_fun(tensor) for tensor in flat]
+            scales = [given.pop() for _ in self.scales]
             n_parameters, n_state = len(self.parameters), len(self.parameters) + len(self.buffers)
             leaves = [self._leaf(p, t) for p, t in zip(self.parameters.values(), given[:n_parameters], strict=True)]
             named = dict(zip((*self.parameters, *self.buffers), (*leaves, *given[n_parameters:n_state]), strict=True))
@@ -129,7 +137,7 @@ class _Trace:
             with stand_ins(self.module, replacements), capturing(self.marks):
                 outputs = self._user_outputs(self._forward([passed[name] for name in self.call.names]))
                 leaves_by_name = dict(zip(self.parameters, leaves, strict=True))
-                gradients = self._gradients(leaves_by_name, [*outputs, *changes().values()])
+                gradients = self._gradients(leaves_by_name, [*outputs, *changes().values()], scales)
                 changed = changes()  # checkpointing runs parts of forward again in the backward pass
             return self._collect(outputs, changed, gradients)
 
@@ -191,14 +199,19 @@ class _Trace:
         self.result = map_leaves(layout, place)
         return outputs
 
-    def _gradients(self, leaves: dict[str, torch.Tensor], results: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _gradients(
+        self, leaves: dict[str, torch.Tensor], results: list[torch.Tensor], scales: list[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         """Differentiate the loss; give the gradient of each parameter that it reaches."""
         if not self.training:
             return {}
         nodes = [node for node in map(_origin, results) if node is not None]
         loss = choose_loss(self.marks.marks, nodes)
         self.watch.phase = Phase.BACKWARD
-        torch.autograd.backward(loss, torch.ones_like(loss))
+        start = torch.ones_like(loss)
+        if scales:
+            start = start * torch.stack(scales).prod().to(loss.dtype)
+        torch.autograd.backward(loss, start)
         gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.requires_grad}
         sparse = [name for name, grad in gradients.items() if grad is not None and grad.layout is not torch.strided]
         if sparse:

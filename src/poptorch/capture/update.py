@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import fx, nn
+from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from poptorch.errors import OptimizerError, explain
 from poptorch.ir import InputSpec, Note, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph, annotation
-from poptorch.optim import GroupPlan
-from poptorch.optim.rules import State
+from poptorch.optim.gradients import Clipping, adapt_scale, limit_norm
+from poptorch.optim.host_step import HostStep
+from poptorch.optim.plan import GroupPlan, OptimizerPlan
+from poptorch.optim.rules import Hypers, State
 
 COUNTER = "counter"
+LOSS_SCALING = InputSpec("loss:scaling", Role.HYPER, (), torch.float32, ())
+SCALE_FACTOR = InputSpec("loss:scale_factor", Role.OPTIMIZER_STATE, (), torch.float32, ())
 
 
 @dataclass(frozen=True)
 class TrainedGroup:
     """The parameters of one group that the loss reaches, by name; it owns the names of the group's state inputs."""
 
-    index: int
+    index: int  # counted over all optimisers
+    optimizer: int
+    position: int  # among the groups of its optimiser
     plan: GroupPlan
     names: tuple[str, ...]
+    layouts: tuple[dict[str, InputSpec], ...]  # of the state of each parameter
 
     @property
     def counts(self) -> bool:
@@ -35,36 +44,71 @@ class TrainedGroup:
     def counter_name(self) -> str:
         return f"group{self.index}:{COUNTER}"
 
-    def state_name(self, key: str, parameter: str) -> str:
-        return f"{parameter}:{key}"
-
     def hyper_name(self, hyper: str) -> str:
         return f"group{self.index}:{hyper}"
 
 
-def trained_groups(module: nn.Module, plans: Sequence[GroupPlan], with_gradient: set[str]) -> tuple[TrainedGroup, ...]:
-    """Match the optimiser's groups with the parameters of the model that have a gradient."""
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
+@dataclass(frozen=True)
+class Update:
+    """Everything the update consists of: the optimisers with their groups, and what happens to gradients before."""
+
+    optimizers: tuple[OptimizerPlan, ...]
+    groups: tuple[TrainedGroup, ...]
+    clipping: Clipping
+    scales: tuple[InputSpec, ...]  # what the loss was multiplied with
+
+    @property
+    def adapts_scale(self) -> bool:
+        return SCALE_FACTOR in self.scales
+
+
+def loss_scales(plans: Sequence[OptimizerPlan], *, automatic: bool) -> tuple[InputSpec, ...]:
+    """The numbers that the loss is multiplied with before it is differentiated; none if it would be a constant 1."""
+    if automatic:
+        return (LOSS_SCALING, SCALE_FACTOR)
+    is_one = all(plan.loss_scaling.value == 1 and plan.loss_scaling.is_constant for plan in plans)
+    return () if is_one else (LOSS_SCALING,)
+
+
+def trained_groups(
+    module: nn.Module, plans: Sequence[OptimizerPlan], with_gradient: set[str]
+) -> tuple[TrainedGroup, ...]:
+    """Match the optimisers' groups with the parameters of the model that have a gradient."""
+    parameters = {id(parameter): name for name, parameter in module.named_parameters()}
     groups: list[TrainedGroup] = []
-    for index, plan in enumerate(plans):
+    numbered = [(o, g, group) for o, plan in enumerate(plans) for g, group in enumerate(plan.groups)]
+    for index, (optimizer, position, plan) in enumerate(numbered):
         for parameter in plan.params:
-            if id(parameter) not in names:
+            if id(parameter) not in parameters:
                 raise OptimizerError(
                     explain(
-                        f"parameter group {index} of the optimiser holds a parameter of shape "
+                        f"parameter group {position} of the optimiser holds a parameter of shape "
                         f"{list(parameter.shape)} that is not part of the model.",
                         fix="build the optimiser from the parameters of the model that is wrapped",
                     )
                 )
-        trained = [parameter for parameter in plan.params if names[id(parameter)] in with_gradient]
-        groups.append(TrainedGroup(index, plan, tuple(names[id(parameter)] for parameter in trained)))
+        trained = [(parameters[id(p)], p) for p in plan.params if parameters[id(p)] in with_gradient]
+        names = tuple(name for name, _ in trained)
+        layouts = tuple(_layout(plan, name, parameter) for name, parameter in trained)
+        groups.append(TrainedGroup(index, optimizer, position, plan, names, layouts))
     return tuple(group for group in groups if group.names)
 
 
-def join_update(step: StepGraph, groups: Sequence[TrainedGroup]) -> StepGraph:
+def _layout(plan: GroupPlan, name: str, parameter: nn.Parameter) -> dict[str, InputSpec]:
+    """The state inputs of one parameter, by torch's names for them."""
+    layout: dict[str, InputSpec] = {}
+    for key, tensor in plan.rule.initial_state(parameter, plan.values).items():
+        spec = InputSpec.of(f"{name}:{key}", Role.OPTIMIZER_STATE, tensor)
+        is_alike = spec.shape == tuple(parameter.shape)
+        layout[key] = replace(spec, stride=tuple(parameter.stride())) if is_alike else spec
+    return layout
+
+
+def join_update(step: StepGraph, update: Update) -> StepGraph:
     """Append the update of every group to a step; it goes on returning the gradients, for passes that need them."""
     parameters = {spec.name: spec for spec in step.signature.inputs if spec.role is Role.PARAMETER}
-    specs, results, update = _trace_update(groups, parameters)
+    traced = _Trace(update, parameters)
+    ops = traced.run()
 
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -78,12 +122,12 @@ def join_update(step: StepGraph, groups: Sequence[TrainedGroup]) -> StepGraph:
         inputs.append(spec)
 
     step_inputs = list(zip(step.signature.inputs, step.placeholders, strict=True))
-    update_inputs = list(zip(specs, (n for n in update.graph.nodes if n.op == "placeholder"), strict=True))
+    update_inputs = list(zip(traced.inputs, (n for n in ops.graph.nodes if n.op == "placeholder"), strict=True))
     for spec, node in step_inputs:
         if spec.role is not Role.USER_INPUT:
             add(spec, node)
     for spec, node in update_inputs:
-        if spec is not None and spec.role is not Role.PARAMETER:
+        if spec is not None and spec.name not in nodes:
             add(spec, node)
     for spec, node in step_inputs:
         if spec.role is Role.USER_INPUT:
@@ -91,74 +135,155 @@ def join_update(step: StepGraph, groups: Sequence[TrainedGroup]) -> StepGraph:
 
     values: list[fx.Node] = list(graph.graph_copy(step.ops, copies))  # pyright: ignore
     by_output = dict(zip(((spec.role, spec.name) for spec in step.signature.outputs), values, strict=True))
-    gradients = iter([by_output[OutputRole.GRADIENT, name] for group in groups for name in group.names])
+    gradients = iter([by_output[OutputRole.GRADIENT, name] for group in update.groups for name in group.names])
     for spec, node in update_inputs:
         if spec is None:
             copies[node] = next(gradients)
-        elif spec.role is Role.PARAMETER:  # forward may have changed it already
+        else:  # forward may have changed a parameter already
             copies[node] = by_output.get((OutputRole.NEW_VALUE, spec.name), nodes[spec.name])
-    new_values: list[fx.Node] = list(graph.graph_copy(update.graph, copies))  # pyright: ignore
+    new_values: list[fx.Node] = list(graph.graph_copy(ops.graph, copies))  # pyright: ignore
 
-    updated = set(results)
+    updated = set(traced.results)
+    types = _accumulation_types(update)
     outputs = [
-        (_before_update(spec) if spec.role is OutputRole.NEW_VALUE and spec.name in updated else spec, value)
+        (_in_joined_step(spec, updated, types), value)
         for spec, value in zip(step.signature.outputs, values, strict=True)
     ]
-    outputs += [(OutputSpec(n, OutputRole.NEW_VALUE), v) for n, v in zip(results, new_values, strict=True)]
+    outputs += [(OutputSpec(n, OutputRole.NEW_VALUE), v) for n, v in zip(traced.results, new_values, strict=True)]
     graph.output(tuple(value for _, value in outputs))
     graph.eliminate_dead_code()
     signature = Signature(tuple(inputs), tuple(spec for spec, _ in outputs))
     return replace(step, ops=graph, signature=signature)
 
 
-def _before_update(spec: OutputSpec) -> OutputSpec:
-    return replace(spec, role=OutputRole.VALUE_BEFORE_UPDATE)
+def _accumulation_types(update: Update) -> dict[str, torch.dtype | None]:
+    """The type in which an optimiser wants the gradients of each parameter added up."""
+    return {name: update.optimizers[group.optimizer].accum_type for group in update.groups for name in group.names}
 
 
-def _trace_update(
-    groups: Sequence[TrainedGroup], parameters: dict[str, InputSpec]
-) -> tuple[list[InputSpec | None], list[str], fx.GraphModule]:
-    """Trace the rules of all groups. Gives the inputs (None for a gradient), the names of the results, and the ops."""
-    specs: list[InputSpec | None] = []
-    for group in groups:
-        rule, own = group.plan.rule, [parameters[name] for name in group.names]
-        specs += own
-        specs += [None] * len(own)
-        for key in rule.state:
-            specs += [replace(s, name=group.state_name(key, s.name), role=Role.OPTIMIZER_STATE) for s in own]
-        if group.counts:
-            specs.append(InputSpec(group.counter_name, Role.OPTIMIZER_STATE, (len(own),), torch.float32, (1,)))
-        specs += [InputSpec(group.hyper_name(name), Role.HYPER, (), torch.float64, ()) for name in rule.hypers]
+def _in_joined_step(spec: OutputSpec, updated: set[str], types: dict[str, torch.dtype | None]) -> OutputSpec:
+    if spec.role is OutputRole.NEW_VALUE and spec.name in updated:
+        return replace(spec, role=OutputRole.VALUE_BEFORE_UPDATE)
+    if spec.role is OutputRole.GRADIENT:
+        return replace(spec, accumulated_as=types.get(spec.name))
+    return spec
 
-    results: list[str] = []
 
-    def update(*flat: torch.Tensor) -> list[torch.Tensor]:
-        tensors, new = iter(flat), list[torch.Tensor]()
-        take = lambda count: [next(tensors) for _ in range(count)]  # noqa: E731
+class _Trace:
+    """The trace of an update: its inputs (None for a gradient), the names of its results, and its ops."""
+
+    def __init__(self, update: Update, parameters: dict[str, InputSpec]) -> None:
+        self._update, self._parameters = update, parameters
+        self.inputs: list[InputSpec | None] = list(update.scales)
+        for group in update.groups:
+            own = [parameters[name] for name in group.names]
+            self.inputs += own
+            self.inputs += [None] * len(own)
+            self.inputs += [spec for layout in group.layouts for spec in layout.values()]
+            if group.counts:
+                self.inputs.append(
+                    InputSpec(group.counter_name, Role.OPTIMIZER_STATE, (len(own),), torch.float32, (1,))
+                )
+            names = group.plan.rule.hypers
+            self.inputs += [InputSpec(group.hyper_name(name), Role.HYPER, (), torch.float64, ()) for name in names]
+        self.results: list[str] = []
+
+    def run(self) -> fx.GraphModule:
+        own = iter([self._parameters[name] for group in self._update.groups for name in group.names])
+        with FakeTensorMode(), torch.no_grad(), fx_traceback.preserve_node_meta():
+            fakes = [_fake(spec if spec is not None else next(own)) for spec in self.inputs]
+            with fx_traceback.annotate(annotation(Note(Phase.UPDATE))):
+                return make_fx(self._functional, tracing_mode="real")(*fakes)
+
+    def _functional(self, *flat: torch.Tensor) -> list[torch.Tensor]:
+        """The update without in-place ops; our own rules have none, but a user's `step()` is full of them."""
+        if not any(isinstance(group.plan.rule, HostStep) for group in self._update.groups):
+            return self._all(flat)
+        with FunctionalTensorMode():
+            results = self._all([to_fun(tensor) for tensor in flat])
+            return [from_fun(result) for result in results]  # pyright: ignore[reportReturnType]
+
+    def _all(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        tensors = iter(flat)
+        scales = [next(tensors) for _ in self._update.scales]
+        groups = [_Group.take(group, tensors) for group in self._update.groups]
+        scaled = [grad for group in groups for grad in group.grads]
+        self._prepare(groups, scales)
+        results = [result for group in groups for result in group.updated()]
+        self.results = [name for name, _, _ in results]
+        new = [value.to(old.dtype) for _, value, old in results]
+        if not self._update.adapts_scale:
+            return new
+        is_usable, factor = adapt_scale(scaled, scales[1])
+        self.results.append(SCALE_FACTOR.name)
+        kept = [torch.where(is_usable, value, old) for value, (_, _, old) in zip(new, results, strict=True)]
+        return [*kept, factor]
+
+    def _prepare(self, groups: list[_Group], scales: list[torch.Tensor]) -> None:
+        """Take the loss scale out of the gradients, and apply every limit."""
         for group in groups:
-            rule, count = group.plan.rule, len(group.names)
-            params, grads = take(count), take(count)
-            state: State = {key: take(count) for key in rule.state}
-            counter = next(tensors) + 1 if group.counts else None
-            hypers = dict(zip(rule.hypers, take(len(rule.hypers)), strict=True))
-            new_params, new_state = rule.update(params, grads, state, counter, hypers)
-            results.extend(group.names)
-            new.extend(value.to(old.dtype) for value, old in zip(new_params, params, strict=True))
-            for key, values in new_state.items():
-                results.extend(group.state_name(key, name) for name in group.names)
-                new.extend(value.to(old.dtype) for value, old in zip(values, state[key], strict=True))
-            if counter is not None:
-                results.append(group.counter_name)
-                new.append(counter)
-        return new
+            group.widen()
+            if scales:
+                inverse = 1 / torch.stack(scales).double().prod()
+                group.grads = [grad * inverse.to(grad.dtype) for grad in group.grads]
+        _replace_gradients(groups, self._update.clipping.apply(_gradients(groups)))
+        for index, plan in enumerate(self._update.optimizers):
+            own = [group for group in groups if group.group.optimizer == index]
+            for group in own:
+                group.grads = group.group.plan.rule.penalised(group.params, group.grads, group.hypers)
+            _replace_gradients(own, limit_norm(_gradients(own), plan.max_grad_norm) if own else [])
 
-    own_specs = [parameters[name] for group in groups for name in group.names]
-    gradient_specs = iter(own_specs)
-    with FakeTensorMode(), torch.no_grad(), fx_traceback.preserve_node_meta():
-        fakes = [_fake(spec if spec is not None else next(gradient_specs)) for spec in specs]
-        with fx_traceback.annotate(annotation(Note(Phase.UPDATE))):
-            traced = make_fx(update, tracing_mode="real")(*fakes)
-    return specs, results, traced
+
+def _gradients(groups: Sequence[_Group]) -> list[torch.Tensor]:
+    return [grad for group in groups for grad in group.grads]
+
+
+def _replace_gradients(groups: Sequence[_Group], grads: list[torch.Tensor]) -> None:
+    remaining = iter(grads)
+    for group in groups:
+        group.grads = [next(remaining) for _ in group.grads]
+
+
+@dataclass
+class _Group:
+    """The tensors of one group while its update is traced."""
+
+    group: TrainedGroup
+    given: list[torch.Tensor]
+    params: list[torch.Tensor]
+    grads: list[torch.Tensor]
+    states: list[State]
+    given_states: list[State]
+    counter: torch.Tensor | None
+    hypers: Hypers
+
+    @classmethod
+    def take(cls, group: TrainedGroup, tensors: Iterator[torch.Tensor]) -> _Group:
+        params = [next(tensors) for _ in group.names]
+        grads = [next(tensors) for _ in group.names]
+        states = [{key: next(tensors) for key in layout} for layout in group.layouts]
+        counter = next(tensors) if group.counts else None
+        hypers = {name: next(tensors) for name in group.plan.rule.hypers}
+        return cls(group, params, params, grads, states, states, counter, hypers)
+
+    def widen(self) -> None:
+        """Compute in float32 if the rule wants to, whatever the types of parameters and state are."""
+        if self.group.plan.rule.computes_in_float32:
+            self.params = [param.float() for param in self.params]
+            self.grads = [grad.float() for grad in self.grads]
+            self.states = [{key: value.float() for key, value in state.items()} for state in self.states]
+
+    def updated(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """The name, the new value and the old value of everything that the rule changes."""
+        group, old_counter = self.group, self.counter
+        counter = None if old_counter is None else old_counter + 1
+        params, states = group.plan.rule.update(self.params, self.grads, self.states, counter, self.hypers)
+        yield from zip(group.names, params, self.given, strict=True)
+        for layout, state, given in zip(group.layouts, states, self.given_states, strict=True):
+            for key, value in state.items():
+                yield layout[key].name, value, given[key]
+        if counter is not None and old_counter is not None:
+            yield group.counter_name, counter, old_counter
 
 
 def _fake(spec: InputSpec) -> torch.Tensor:

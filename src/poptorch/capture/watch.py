@@ -1,7 +1,7 @@
 """See every op of a step while it is traced.
 
-`Watch` sits on top of PyTorch's tracing modes. It notes the user's line and submodule on each op, keeps random draws consistent when
-activation checkpointing replays them, and freezes values that Python reads into guards.
+`Watch` sits on top of PyTorch's tracing modes. It notes the user's line and submodule on each op, keeps random draws
+consistent when activation checkpointing replays them, and freezes values that Python reads into guards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cut a training step into the part that runs for every micro-batch and the part that runs once per update.
 
-The first part adds each gradient to an accumulator, in place; the second part reduces the accumulators, applies the
-update rules, and leaves the accumulators at zero for the next round.
+The first part adds each gradient to an accumulator, in place, or keeps the mean of those so far. The second part
+reduces the accumulators, applies the update rules, and leaves the accumulators at zero for the next round.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.enums import ReductionType
+from poptorch.enums import MeanReductionStrategy, ReductionType
 from poptorch.ir import (
     InputSpec,
     Note,
@@ -38,10 +38,21 @@ def split_update(graph: StepGraph, settings: Settings) -> tuple[StepGraph, StepG
     trained = {s.name for s, n in _outputs(graph) if s.role is OutputRole.NEW_VALUE and _is_update(n)}
     gradients = {name: node for name, node in gradients.items() if name in trained}
     parameters = {spec.name: spec for spec in graph.signature.inputs}
+    types = {s.name: s.accumulated_as for s, _ in _outputs(graph) if s.role is OutputRole.GRADIENT}
     accumulators = {
-        name: replace(parameters[name], name=f"{name}:accumulator", role=Role.ACCUMULATOR) for name in gradients
+        name: replace(
+            parameters[name],
+            name=f"{name}:accumulator",
+            role=Role.ACCUMULATOR,
+            dtype=types[name] or value_of(gradient).dtype,
+        )
+        for name, gradient in gradients.items()
     }
-    return _micro_step(graph, gradients, accumulators), _update(graph, gradients, accumulators, settings)
+    running = settings.reduction is ReductionType.Mean and settings.strategy is MeanReductionStrategy.Running
+    is_mean = settings.reduction is ReductionType.Mean and not running
+    divisor = settings.batching.micro_batches_per_update if is_mean else 1
+    step = _micro_step(graph, gradients, accumulators, running=running)
+    return step, _update(graph, gradients, accumulators, divisor, running=running)
 
 
 def drop_intermediates(graph: StepGraph) -> StepGraph:
@@ -79,10 +90,19 @@ class _Builder:
         self.inputs.append(spec)
         return node
 
-    def call(self, phase: Phase, target: Op[..., Any], *args: object, like: fx.Node) -> fx.Node:
-        node = self.graph.call_function(target, args)  # pyright: ignore
-        node.meta = {"val": value_of(like), "custom": annotation(Note(phase))}
+    def accumulator(self, spec: InputSpec, like: torch.Tensor) -> fx.Node:
+        return self.input(spec, like.to(spec.dtype))
+
+    def call(self, phase: Phase, target: Op[..., Any], *args: object, like: object, **kwargs: object) -> fx.Node:
+        node = self.graph.call_function(target, args, kwargs)  # pyright: ignore
+        node.meta = {"val": like, "custom": annotation(Note(phase))}
         return node
+
+    def cast(self, phase: Phase, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        value: torch.Tensor = value_of(node)
+        if value.dtype == dtype:
+            return node
+        return self.call(phase, aten._to_copy.default, node, dtype=dtype, like=value.to(dtype))
 
     def build(self, origin: StepGraph, name: str) -> StepGraph:
         self.graph.output(tuple(node for _, node in self.outputs))
@@ -91,7 +111,12 @@ class _Builder:
         return replace(origin, name=name, ops=self.graph, signature=signature)
 
 
-def _micro_step(graph: StepGraph, gradients: dict[str, fx.Node], accumulators: dict[str, InputSpec]) -> StepGraph:
+_COUNT = InputSpec("accumulated:count", Role.ACCUMULATOR, (), torch.float32, ())  # gradients in a running mean
+
+
+def _micro_step(
+    graph: StepGraph, gradients: dict[str, fx.Node], accumulators: dict[str, InputSpec], *, running: bool
+) -> StepGraph:
     builder = _Builder()
     copies: dict[fx.Node, fx.Node] = {}
     totals: dict[str, fx.Node] = {}
@@ -101,7 +126,8 @@ def _micro_step(graph: StepGraph, gradients: dict[str, fx.Node], accumulators: d
         if spec.role is not Role.USER_INPUT and (node in needed or node in gradients.values()):
             copies[node] = builder.input(spec, value_of(node))
     for name, spec in accumulators.items():
-        totals[name] = builder.input(spec, value_of(gradients[name]))
+        totals[name] = builder.accumulator(spec, value_of(gradients[name]))
+    count = builder.accumulator(_COUNT, value_of(graph.placeholders[0]).new_empty(())) if running else None
     for spec, node in pairs:
         if spec.role is Role.USER_INPUT:
             copies[node] = builder.input(spec, value_of(node))
@@ -116,9 +142,18 @@ def _micro_step(graph: StepGraph, gradients: dict[str, fx.Node], accumulators: d
         for spec, node in _outputs(graph)
         if spec.role is not OutputRole.GRADIENT and not _is_update(node)
     ]
+    weight = None
+    if count is not None:
+        now = builder.call(Phase.BACKWARD, aten.add.Tensor, count, 1.0, like=value_of(count))
+        builder.outputs.append((OutputSpec(_COUNT.name, OutputRole.NEW_VALUE), now))
+        weight = builder.call(Phase.BACKWARD, aten.reciprocal.default, now, like=value_of(count))
     for name, spec in accumulators.items():
-        gradient = gradients[name]
-        total = builder.call(Phase.BACKWARD, aten.add.Tensor, totals[name], copies[gradient], like=gradient)
+        total, like = totals[name], value_of(totals[name])
+        added = builder.cast(Phase.BACKWARD, copies[gradients[name]], spec.dtype)
+        if weight is not None:  # the new mean is the old one, moved towards the gradient
+            away = builder.call(Phase.BACKWARD, aten.sub.Tensor, added, total, like=like)
+            added = builder.call(Phase.BACKWARD, aten.mul.Tensor, away, weight, like=like)
+        total = builder.call(Phase.BACKWARD, aten.add.Tensor, total, added, like=like)
         builder.outputs.append((OutputSpec(spec.name, OutputRole.NEW_VALUE), total))
     return builder.build(graph, "micro_step")
 
@@ -132,18 +167,24 @@ def _written_before_update(graph: StepGraph) -> dict[str, fx.Node]:
 def _used_outside_update(graph: StepGraph) -> set[fx.Node]:
     """The inputs that the per-micro-batch part reads, or writes a new value for."""
     written = _written_before_update(graph)
+    returned = {result for spec, result in _outputs(graph) if spec.role is OutputRole.USER_OUTPUT}
     pairs = zip(graph.signature.inputs, graph.placeholders, strict=True)
     return {
         node
         for spec, node in pairs
         if spec.name in written
         or any(not _is_update(user) and user.op == "call_function" for user in node.users)
-        or any(node is result for s, result in _outputs(graph) if s.role is OutputRole.USER_OUTPUT)
+        or node in returned
     }
 
 
 def _update(
-    graph: StepGraph, gradients: dict[str, fx.Node], accumulators: dict[str, InputSpec], settings: Settings
+    graph: StepGraph,
+    gradients: dict[str, fx.Node],
+    accumulators: dict[str, InputSpec],
+    divisor: int,
+    *,
+    running: bool,
 ) -> StepGraph:
     builder = _Builder()
     copies: dict[fx.Node, fx.Node] = {}
@@ -156,12 +197,16 @@ def _update(
             if spec.name in changed_before:  # the micro-steps wrote it already
                 copies[changed_before[spec.name]] = copies[node]
     for name, spec in accumulators.items():
-        totals[name] = builder.input(spec, value_of(gradients[name]))
-    divisor = settings.batching.micro_batches_per_update if settings.reduction is ReductionType.Mean else 1
+        totals[name] = builder.accumulator(spec, value_of(gradients[name]))
+    cleared = {spec.name: totals[name] for name, spec in accumulators.items()}
+    if running:
+        cleared[_COUNT.name] = builder.accumulator(_COUNT, value_of(graph.placeholders[0]).new_empty(()))
     for name, total in totals.items():
         gradient = gradients[name]
+        wider = torch.promote_types(value_of(total).dtype, value_of(gradient).dtype)
+        total = builder.cast(Phase.UPDATE, total, wider)
         if divisor > 1:
-            total = builder.call(Phase.UPDATE, aten.mul.Tensor, total, 1.0 / divisor, like=gradient)
+            total = builder.call(Phase.UPDATE, aten.mul.Tensor, total, 1.0 / divisor, like=value_of(total))
         copies[gradient] = total
     for node in graph.ops.nodes:
         if _is_update(node):
@@ -169,8 +214,8 @@ def _update(
     builder.outputs = [
         (spec, copies[node]) for spec, node in _outputs(graph) if spec.role is OutputRole.NEW_VALUE and _is_update(node)
     ]
-    for name, spec in accumulators.items():
-        zero = builder.call(Phase.UPDATE, aten.zeros_like.default, totals[name], like=gradients[name])
-        builder.outputs.append((OutputSpec(spec.name, OutputRole.NEW_VALUE), zero))
+    for name, node in cleared.items():
+        zero = builder.call(Phase.UPDATE, aten.zeros_like.default, node, like=value_of(node))
+        builder.outputs.append((OutputSpec(name, OutputRole.NEW_VALUE), zero))
     built = builder.build(graph, "update")
     return replace(built, guards=(), draws_random_numbers=False, constants={})

@@ -9,7 +9,8 @@ from poptorch.compiler.anchors import plan_anchors, return_anchors
 from poptorch.compiler.bounds import index_checks
 from poptorch.compiler.hoist import hoist_weight_ops
 from poptorch.compiler.passes import Observer, run_passes
-from poptorch.enums import OutputMode
+from poptorch.enums import MeanReductionStrategy, OutputMode
+from poptorch.errors import Error, explain
 from poptorch.executable import Batching, Executable, Program
 from poptorch.ir import StepGraph, verify
 from poptorch.ir.names import tensor_names
@@ -31,6 +32,13 @@ def lower(graph: StepGraph, result: Layout, settings: Settings, observe: Observe
 
     A step with guards is cut too: the update must wait until the guards are known to hold.
     """
+    if settings.training and settings.strategy is MeanReductionStrategy.PostAndLoss:
+        raise Error(
+            explain(
+                "MeanReductionStrategy.PostAndLoss is out of range: there is no such reduction any more.",
+                fix="choose Running or Post, which give the same result",
+            )
+        )
     plan = settings.batching
     update: Program | None = None
     prepare: Program | None = None

@@ -71,6 +71,7 @@ class OutputSpec:
     name: str
     role: OutputRole
     batched: bool = True  # False: the same in every micro-batch, so it is returned once
+    accumulated_as: torch.dtype | None = None  # the type in which gradients are added up; None: in their own
 
     def __str__(self) -> str:
         return f"{self.name} {self.role.value}"

@@ -17,7 +17,8 @@ from tqdm import tqdm
 from poptorch._logging import limit_repeats, logger
 from poptorch.capture import Call, Captured, capture_inference, capture_training
 from poptorch.compiler import compile_graph, dumping
-from poptorch.errors import AnchorError, ArgumentError, Error, WrappedError, explain, nearest
+from poptorch.enums import MeanReductionStrategy, ReductionType
+from poptorch.errors import AnchorError, ArgumentError, Error, OptimizerValueError, WrappedError, explain, nearest
 from poptorch.executable import Executable
 from poptorch.faults import FAULTS
 from poptorch.ir.structure import rebuild
@@ -28,13 +29,18 @@ from poptorch.model.clock import Clock, clocks_of
 from poptorch.model.measurements import Measurements
 from poptorch.model.state import OwnedState, Snapshot
 from poptorch.model.variants import Variant, Variants
-from poptorch.optim import plan_groups
+from poptorch.optim import Optimizer
+from poptorch.optim.attributes import AttributeWatch
+from poptorch.optim.description import describe
+from poptorch.optim.plan import OptimizerPlan, plan_optimizers
+from poptorch.optim.view import ProgramView
 from poptorch.options import Options, resolve, validate
 from poptorch.runtime import EagerEngine, Session, choose_engine, return_freed_memory
 
 _NOT_COMPILED = (
     "Model has not been compiled or has been destroyed. Call it, or call compile() with an example batch, first."
 )
+Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer] | tuple[torch.optim.Optimizer, ...]
 _wrapped = WeakIdKeyDictionary()  # module → weak reference to the executor that trains it
 
 
@@ -46,7 +52,7 @@ class PoplarExecutor(Measurements):
         model: nn.Module,
         options: Options,
         training: bool,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizers | None = None,
     ) -> None:
         self._training = training
         self._traced = copy.copy(model)
@@ -57,8 +63,10 @@ class PoplarExecutor(Measurements):
         self._binder = ArgumentBinder(
             type(model).forward.__get__(model) if "forward" not in vars(model) else model.forward
         )
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._plans = ()
+        self._optimizers: tuple[torch.optim.Optimizer, ...] = ()
+        self._plans: tuple[OptimizerPlan, ...] = ()
+        self._watches: dict[int, AttributeWatch] = {}
+        self._described: list[str] = []
         self._warned: set[str] = set()
         self._attachment = Attachment(options, self._settings.batching.replicas)
         self._forget()
@@ -92,12 +100,15 @@ class PoplarExecutor(Measurements):
             self.attachToDevice()
         assert self._call is not None and self._session is not None
         tensors = prepare(self._tensors(args, kwargs), self._warned)
+        if any(isinstance(o, Optimizer) and o.ipu_state_is_dirty for o in self._optimizers):
+            self.setOptimizer(self._optimizers)  # it has loaded a state dictionary since
         self._synchronise(self._session)
         outputs = self._session.run(tensors)
         for output in outputs:
             output.backward = _refuse_backward  # pyright: ignore
         if self._training:
-            self._optimizer._opt_called = True  # pyright: ignore  # LR schedulers warn if nobody took a step
+            for optimizer in self._optimizers:
+                optimizer._opt_called = True  # pyright: ignore  # LR schedulers warn if nobody took a step
             for clock in self._clocks:
                 clock.time += 1
         elif self._session.executable.step.written_state:
@@ -186,13 +197,14 @@ class PoplarExecutor(Measurements):
             phase("Optimising the graph")
             executable = compile_graph(captured.graph, captured.result, self._settings, dumping(label))
             kernels = {}
+            strides: dict[str, tuple[int, ...]] = {}
             for program in executable.programs:
                 phase(f"Compiling the {program.name} program")
                 engine = self._engine if program is not executable.prepare else EagerEngine()  # it runs once
-                kernels[program.name] = engine.compile(program)
+                kernels[program.name] = engine.compile(program, strides)
+                strides.update(kernels[program.name].strides)
             check_broadcast(self._options, self._traced, executable)
             phase("Loading")
-            strides = {name: stride for kernel in kernels.values() for name, stride in kernel.strides.items()}
             state = self._own(captured, executable, strides)
             session = Session(executable, kernels, state.tensors())
         parameters = [parameter for _, parameter in self._traced.named_parameters()]
@@ -201,6 +213,7 @@ class PoplarExecutor(Measurements):
             state.seen = [clock.time for clock in self._clocks]
         self._call, self._session, self._state = call, session, state
         self._variants.add(Variant(call, session, state, reason, time.perf_counter() - start))
+        self._connect_optimizers()
         logger.info(
             "compiled a %s model for %s emulated IPU(s) on the %s engine",
             label,
@@ -219,15 +232,15 @@ class PoplarExecutor(Measurements):
         names = tuple(f"input:{name}" if name in registered else name for name in call.tensor_names)
         example = Call(call.args, call.kwargs, names, tuple(examples))
         if self._training:
-            return capture_training(self._traced, example, self._plans)
+            return capture_training(self._traced, example, self._plans, self._settings)
         return capture_inference(self._traced, example)
 
     def _own(
         self, captured: Captured, executable: Executable, strides: dict[str, tuple[int, ...]]
     ) -> OwnedState | Snapshot:
         if self._training:
-            assert self._optimizer is not None
-            return OwnedState(self._traced, self._optimizer, captured.groups, executable.state, strides)
+            groups, specs = captured.groups, executable.state
+            return OwnedState(self._traced, self._optimizers, self._plans, groups, specs, strides)
         return Snapshot(self._traced, executable.state, strides)
 
     def isCompiled(self) -> bool:
@@ -355,17 +368,66 @@ class PoplarExecutor(Measurements):
             self.copyWeightsToDevice()
         return result
 
-    def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
+    def setOptimizer(self, optimizer: Optimizers) -> None:
         """Use the settings that the optimiser has now, for example after an LR scheduler; nothing compiles again."""
         if not self._training:
             raise AttributeError("an inference model has no optimiser: setOptimizer belongs to poptorch.trainingModel.")
-        plans = plan_groups(optimizer)
+        optimizers = tuple(optimizer) if isinstance(optimizer, (list, tuple)) else (optimizer,)
+        automatic = self._settings.automatic_loss_scaling
+        plans = plan_optimizers(optimizers, self._plans, automatic_loss_scaling=automatic)
+        self._choose_strategy(plans)
         for variant in self._variants:
             if isinstance(variant.state, OwnedState):
                 variant.state.set_hypers(plans)
-                if optimizer is not self._optimizer:
-                    variant.state.adopt(optimizer)
-        self._optimizer, self._plans = optimizer, plans
+                variant.state.adopt(optimizers)
+        self._optimizers, self._plans = optimizers, plans
+        self._report_optimizers()
+        self._connect_optimizers()
+
+    def _choose_strategy(self, plans: tuple[OptimizerPlan, ...]) -> None:
+        """Sums of float16 gradients overflow, so an optimiser that accumulates in float16 gets a running mean."""
+        name, running = "meanAccumulationAndReplicationReductionStrategy", MeanReductionStrategy.Running
+        if self._settings.strategy is running or not any(plan.accum_type is torch.float16 for plan in plans):
+            return
+        if self._session is not None:
+            raise OptimizerValueError(
+                explain(
+                    f"the model is already compiled with {name} {self._settings.strategy.name}, "
+                    "but accum_type=torch.float16 needs Running.",
+                    fix="call destroy() first, which lets the model compile again",
+                )
+            )
+        self._options._unfreeze()
+        self._options.Training.setMeanAccumulationAndReplicationReductionStrategy(running)
+        self._options._freeze()
+        self._settings = resolve(self._options, training=True)
+
+    def _report_optimizers(self) -> None:
+        """Warn about attributes that nothing reads, and log the numbers that changed."""
+        names = {id(parameter): name for name, parameter in self._traced.named_parameters()}
+        quietly = bool(getattr(self._options, "relax_optimizer_attributes_checks", False))
+        lines: list[str] = []
+        for index, (optimizer, plan) in enumerate(zip(self._optimizers, self._plans, strict=True)):
+            self._watches.setdefault(index, AttributeWatch()).look(optimizer, quietly=quietly)
+            tensors = [[names.get(id(p), "?") for p in group.params] for group in plan.groups]
+            lines += describe(plan, tensors)
+        for line in lines:
+            if line not in self._described:
+                logger.debug("%s", line)
+        self._described = lines
+
+    def _connect_optimizers(self) -> None:
+        """Let PopTorch's optimisers show what the program knows about them in their `state_dict()`."""
+        state = self._state
+        if not isinstance(state, OwnedState):
+            return
+        is_mean = self._settings.reduction is ReductionType.Mean
+        divisor = self._settings.batching.micro_batches_per_update if is_mean else 1
+        for index, (optimizer, plan) in enumerate(zip(self._optimizers, self._plans, strict=True)):
+            if isinstance(optimizer, Optimizer):
+                parameters = state.trained_parameters(index, plan)
+                optimizer._connect(ProgramView(plan, parameters, divisor, state.scale_factor))
+                optimizer.ipu_state_is_dirty = False
 
     # ---- looking like the model
 

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from poptorch.capture import TrainedGroup
-from poptorch.errors import ArgumentError, OptimizerError, explain
+from poptorch.capture import LOSS_SCALING, SCALE_FACTOR, TrainedGroup
+from poptorch.errors import ArgumentError, explain
 from poptorch.ir import InputSpec, Role
-from poptorch.optim import GroupPlan
+from poptorch.model.replacement import check_optimizers
+from poptorch.optim.plan import GroupPlan, OptimizerPlan
 from poptorch.runtime import with_stride
 
 Strides = Mapping[str, tuple[int, ...]]
@@ -37,21 +38,34 @@ class OwnedState:
     def __init__(
         self,
         module: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
+        plans: Sequence[OptimizerPlan],
         groups: Sequence[TrainedGroup],
         specs: Iterable[InputSpec],
         strides: Strides,
     ) -> None:
         self._module, self._groups, self._strides = module, groups, strides
+        specs = list(specs)
         self._specs = [spec for spec in specs if spec.role in (Role.PARAMETER, Role.BUFFER)]
         self._hypers = {
             group.hyper_name(name): torch.tensor(value, dtype=torch.float64)
             for group in groups
             for name, value in group.plan.values.items()
         }
-        self.optimizer = optimizer
+        for spec in specs:
+            if spec == LOSS_SCALING:
+                self._hypers[spec.name] = torch.tensor(plans[0].loss_scaling.value)
+            elif spec == SCALE_FACTOR:
+                self._hypers[spec.name] = torch.ones(())
+        self._compiled = tuple(plans)
+        self.optimizers = tuple(optimizers)
         self._seats: list[_Seat] = []
-        self._optimizer_state: object = None
+        self._optimizer_states: list[object] = []
+
+    @property
+    def scale_factor(self) -> torch.Tensor | None:
+        """What automatic loss scaling multiplies the loss scaling with; None without it."""
+        return self._hypers.get(SCALE_FACTOR.name)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor of the state, in the memory layout that the program expects; remembers where they live."""
@@ -62,43 +76,42 @@ class OwnedState:
         parameters = dict(self._module.named_parameters())
         for group in self._groups:
             found.update(self._optimizer_tensors(group, [parameters[name] for name in group.names]))
-        self._optimizer_state = self.optimizer.state
+        self._optimizer_states = [optimizer.state for optimizer in self.optimizers]
         return found
+
+    def trained_parameters(self, optimizer: int, plan: OptimizerPlan) -> dict[str, tuple[nn.Parameter, GroupPlan]]:
+        """The parameters that one optimiser trains, by name, each with the plan of its group."""
+        parameters = dict(self._module.named_parameters())
+        own = [group for group in self._groups if group.optimizer == optimizer]
+        return {name: (parameters[name], plan.groups[group.position]) for group in own for name in group.names}
 
     def is_unchanged(self) -> bool:
         """Whether every tensor is still the one that was bound; changed contents do not matter."""
-        return self.optimizer.state is self._optimizer_state and all(seat.is_unchanged() for seat in self._seats)
+        owners = zip(self.optimizers, self._optimizer_states, strict=True)
+        return all(optimizer.state is state for optimizer, state in owners) and all(
+            seat.is_unchanged() for seat in self._seats
+        )
 
-    def set_hypers(self, plans: Sequence[GroupPlan]) -> None:
-        """Take new numbers from an optimiser; whatever shapes the program must be as it was compiled."""
+    def set_hypers(self, plans: Sequence[OptimizerPlan]) -> None:
+        """Take new numbers from optimisers; whatever shapes the program must be as it was compiled."""
+        check_optimizers(self._compiled, plans, self._groups)
         for group in self._groups:
-            if group.index >= len(plans):
-                raise OptimizerError(
-                    f"the optimiser has {len(plans)} parameter groups, but group {group.index} was compiled."
-                )
-            plan = plans[group.index]
-            if plan.rule != group.plan.rule:
-                raise OptimizerError(
-                    explain(
-                        f"parameter group {group.index} of the optimiser follows another rule than the program.",
-                        compiled=str(group.plan.rule),
-                        now=str(plan.rule),
-                        fix="keep the kind of optimiser and which of its settings are zero, or call destroy() first",
-                    )
-                )
-        for group in self._groups:
-            for name, value in plans[group.index].values.items():
-                self._hypers[group.hyper_name(name)].fill_(value)
+            for name, value in plans[group.optimizer].groups[group.position].values.items():
+                if group.hyper_name(name) in self._hypers:
+                    self._hypers[group.hyper_name(name)].fill_(value)
+        if LOSS_SCALING.name in self._hypers:
+            self._hypers[LOSS_SCALING.name].fill_(plans[0].loss_scaling.value)
 
-    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        """Go on with another optimiser object: it inherits the state of the old one where it has none itself."""
+    def adopt(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Go on with other optimiser objects: they take over the state of the old ones where they have none."""
         parameters = dict(self._module.named_parameters())
         for group in self._groups:
-            for name in group.names:
-                parameter = parameters[name]
-                if not optimizer.state.get(parameter) and self.optimizer.state.get(parameter):
-                    optimizer.state[parameter] = dict(self.optimizer.state[parameter])
-        self.optimizer = optimizer
+            old, new = self.optimizers[group.optimizer], optimizers[group.optimizer]
+            for parameter in (parameters[name] for name in group.names):
+                if new is not old and not new.state.get(parameter) and old.state.get(parameter):
+                    new.state[parameter] = dict(old.state[parameter])
+                    old.state[parameter] = {key: _copy(value) for key, value in old.state[parameter].items()}
+        self.optimizers = tuple(optimizers)
 
     def _registered(self, spec: InputSpec) -> torch.Tensor:
         """A parameter or buffer where the module keeps it; a new memory layout is given to the object itself."""
@@ -113,21 +126,22 @@ class OwnedState:
     def _optimizer_tensors(self, group: TrainedGroup, parameters: list[nn.Parameter]) -> dict[str, torch.Tensor]:
         """The optimiser's tensors for one group, created as torch creates them where they do not exist yet."""
         found: dict[str, torch.Tensor] = {}
-        rule = group.plan.rule
-        if not rule.state and not group.counts:
-            return found
+        rule, state = group.plan.rule, self.optimizers[group.optimizer].state
         counter = torch.zeros(len(parameters))
-        for index, (name, parameter) in enumerate(zip(group.names, parameters, strict=True)):
-            entries = self.optimizer.state[parameter]
-            has_state = all(entries.get(key) is not None for key in rule.state)
-            counter[index] = float(entries["step"]) if "step" in entries else float(has_state)
+        for index, (parameter, layout) in enumerate(zip(parameters, group.layouts, strict=True)):
+            if not layout and not group.counts:
+                continue
+            entries = state[parameter]
+            missing = [key for key in layout if not isinstance(entries.get(key), torch.Tensor)]
+            counter[index] = float(entries["step"]) if "step" in entries else float(not missing)
             if rule.counts_steps:
                 entries["step"] = counter[index]  # a view: the program advances all counters of a group at once
                 self._sit(entries, "step")
-            for key in rule.state:
-                stride = self._strides.get(group.state_name(key, name), parameter.stride())
-                entries[key] = _state_tensor(entries.get(key), parameter, stride)
-                found[group.state_name(key, name)] = entries[key]
+            initial = rule.initial_state(parameter, group.plan.values) if missing else {}
+            for key, spec in layout.items():
+                tensor = initial[key] if key in missing else entries[key]
+                entries[key] = with_stride(tensor.to(spec.dtype), self._strides.get(spec.name, spec.stride))
+                found[spec.name] = entries[key]
                 self._sit(entries, key)
         if group.counts:
             found[group.counter_name] = counter
@@ -209,7 +223,5 @@ def _table(module: nn.Module, spec: InputSpec) -> tuple[Any, str]:
     return (owner._parameters if spec.role is Role.PARAMETER else owner._buffers), attribute
 
 
-def _state_tensor(existing: torch.Tensor | None, parameter: nn.Parameter, stride: tuple[int, ...]) -> torch.Tensor:
-    if existing is None:
-        return torch.empty_strided(parameter.shape, stride, dtype=parameter.dtype).zero_()
-    return with_stride(existing.to(parameter.dtype), stride)
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value

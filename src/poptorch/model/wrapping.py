@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from poptorch.enums import OutputMode
 from poptorch.errors import Error, explain
 from poptorch.ipu import announce
-from poptorch.model.executor import PoplarExecutor, check_unwrapped
+from poptorch.model.executor import Optimizers, PoplarExecutor, check_unwrapped
+from poptorch.optim import SGD
 from poptorch.options import Options
 
 
 def trainingModel(
-    model: nn.Module | PoplarExecutor, options: Options | None = None, optimizer: torch.optim.Optimizer | None = None
+    model: nn.Module | PoplarExecutor, options: Options | None = None, optimizer: Optimizers | None = None
 ) -> PoplarExecutor:
     """Wrap a model whose `forward` returns its loss; each call runs whole training steps, weight update included.
 
@@ -36,7 +36,7 @@ def trainingModel(
     check_unwrapped(module)
     own = _own_options(options, OutputMode.Final)
     if optimizer is None:
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+        optimizer = SGD(module.parameters(), lr=0.01)
     return PoplarExecutor(module, own, training=True, optimizer=optimizer)
 
 

@@ -1,6 +1,7 @@
-"""The optimisers, written as update rules that can be traced."""
+"""The optimisers: PopTorch's own classes, and the update rules that every optimiser is compiled to."""
 
-from poptorch.optim.plan import GroupPlan, plan_groups
-from poptorch.optim.rules import Rule
+from poptorch.optim.attributes import VariableAttributes
+from poptorch.optim.optimizer import Optimizer
+from poptorch.optim.optimizers import LAMB, SGD, Adam, AdamW, RMSprop
 
-__all__ = ["GroupPlan", "Rule", "plan_groups"]
+__all__ = ["SGD", "Adam", "AdamW", "RMSprop", "LAMB", "Optimizer", "VariableAttributes"]

@@ -46,3 +46,9 @@ def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise OptionError(f"{name} takes one of {', '.join(map(repr, choices))}, not {value!r}")
     return str(value)
+
+
+def positive(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise OptionError(f"{name} takes a positive number, not {value!r}")
+    return float(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from poptorch.enums import OutputMode, ReductionType
+from poptorch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from poptorch.options.batching import BatchPlan
 from poptorch.options.options import Anchor, Options
 
@@ -17,6 +17,10 @@ class Settings:
     training: bool
     batching: BatchPlan
     reduction: ReductionType
+    strategy: MeanReductionStrategy
+    automatic_loss_scaling: bool
+    clip_norm: tuple[float, float] | None  # the limit, and the kind of norm
+    clip_value: float | None
     random_seed: int | None
     show_progress: bool
     anchors: Mapping[str, Anchor]
@@ -28,6 +32,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
     mode: OutputMode = options.output_mode
     if mode is OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
+    training_options = options.Training
     return Settings(
         training=training,
         batching=BatchPlan(
@@ -39,7 +44,11 @@ def resolve(options: Options, *, training: bool) -> Settings:
             input_group_size=options.input_group_size,
             input_group_type=options.input_cgt,
         ),
-        reduction=options.Training.accumulation_and_replication_reduction_type,
+        reduction=training_options.accumulation_and_replication_reduction_type,
+        strategy=training_options.meanAccumulationAndReplicationReductionStrategy,
+        automatic_loss_scaling=bool(options._Popart.options.get("automaticLossScalingSettings.enabled")),  # pyright: ignore[reportPrivateUsage]
+        clip_norm=training_options.clip_grad_norm if training_options.exists("clip_grad_norm") else None,
+        clip_value=training_options.clip_grad_value if training_options.exists("clip_grad_value") else None,
         random_seed=options.random_seed if options.exists("random_seed") else None,
         show_progress=options.show_compilation_progress_bar,
         anchors=options.anchored_tensors,

@@ -6,8 +6,8 @@ from typing_extensions import Self
 
 from poptorch.enums import MeanReductionStrategy, ReductionType
 from poptorch.errors import OptionValueError
-from poptorch.options.checks import integer, member
-from poptorch.options.group import OptionGroup, option
+from poptorch.options.checks import integer, member, positive
+from poptorch.options.group import OptionGroup, Stored, option
 from poptorch.options.popart import PopartOptions
 
 
@@ -49,6 +49,16 @@ class TrainingOptions(OptionGroup):
         """Adapt the loss scale during training, so that float16 gradients neither vanish nor overflow."""
         self._popart.set("automaticLossScalingSettings.enabled", enabled)
         return self
+
+    @option(clip_grad_norm=Stored(tuple))
+    def clipGradNorm(self, max_norm: float, norm_type: float = 2.0) -> Self:
+        """Limit the common norm of all gradients before each update, as `torch.nn.utils.clip_grad_norm_` does."""
+        return self._store(clip_grad_norm=(positive("max_norm", max_norm), positive("norm_type", norm_type)))
+
+    @option(clip_grad_value=Stored(float))
+    def clipGradValue(self, clip_value: float) -> Self:
+        """Limit every element of the gradients before each update, as `torch.nn.utils.clip_grad_value_` does."""
+        return self._store(clip_grad_value=positive("clip_value", clip_value))
 
     @option(popart=("convolutionOptions",))
     def setConvolutionDithering(self, enabled: bool) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from poptorch.runtime.engine import Call
 class EagerEngine:
     name: str = "eager"
 
-    def compile(self, program: Program) -> EagerKernel:
+    def compile(self, program: Program, fixed: Collection[str] = ()) -> EagerKernel:
         ops = program.functional_ops()
         for node in ops.graph.nodes:
             if node.target is torch.ops.aten.bernoulli.p:

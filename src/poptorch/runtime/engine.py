@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -36,8 +36,8 @@ class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
-    def compile(self, program: Program) -> Kernel:
-        """Make a program ready to run."""
+    def compile(self, program: Program, fixed: Collection[str] = ()) -> Kernel:
+        """Make a program ready to run; `fixed` is the state whose layout an earlier program of the same has changed."""
         ...
 
 

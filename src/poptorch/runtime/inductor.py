@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,9 +47,9 @@ _CONFIG: dict[str, Any] = {
 class InductorEngine:
     name: str = "inductor"
 
-    def compile(self, program: Program) -> InductorKernel:
+    def compile(self, program: Program, fixed: Collection[str] = ()) -> InductorKernel:
         keep_freed_memory()
-        strides = channels_last_strides(program)
+        strides = channels_last_strides(program, fixed)
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
         with fake:
             inputs = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from poptorch.executable import Program
@@ -11,9 +13,12 @@ _BOUND_TO_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def channels_last_strides(program: Program) -> dict[str, tuple[int, ...]]:
-    """New strides for the weights of convolutions and for everything that is updated together with them."""
-    weights = _convolution_weights(program)
+def channels_last_strides(program: Program, fixed: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """New strides for the weights of convolutions and for everything that is updated together with them.
+
+    `fixed` names the state that an earlier program of the same executable has laid out so.
+    """
+    weights = _convolution_weights(program) | {name.partition(":")[0] for name in fixed}
     strides: dict[str, tuple[int, ...]] = {}
     for spec in program.state:
         if spec.owner in weights and len(spec.shape) in _FORMATS:

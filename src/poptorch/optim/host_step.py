@@ -1,0 +1,299 @@
+"""The rule of an optimiser that we have no rule for: its own `step()`, run on stand-ins for its tensors.
+
+Tracing that run captures the update. It works as long as `step()` only computes with tensors: a number of the group
+that it computes with can change later, one that it looks at (`if weight_decay != 0`) is a constant of the program, and
+a `step()` that looks at the value of a tensor is refused. What it looks at is found by trial runs on tensors that have
+no values.
+"""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from poptorch.errors import OptimizerError, explain
+from poptorch.optim.rules import Hypers, Rule, State
+
+# How torch's optimisers compute is ours to choose: one tensor after the other, without looking at values.
+_IMPLEMENTATION = {"foreach": False, "fused": False, "capturable": True, "differentiable": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostStep(Rule):
+    """The `step()` of one parameter group of an optimiser."""
+
+    optimizer_class: type
+    settings: tuple[tuple[str, Any], ...]  # what the group holds beside numbers
+    variable: tuple[str, ...] = field(default=(), compare=False)  # the numbers that step() does not look at
+    scalars: frozenset[str] = field(default=frozenset(), compare=False)  # state of one number, such as `step`
+    others: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)  # state that is no tensor
+    optimizer: torch.optim.Optimizer = field(compare=False, repr=False)
+    group: dict[str, Any] = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, group: dict[str, Any], before: Rule | None = None) -> HostStep:
+        """Find out by trial runs which numbers of the group may vary; raise if the step cannot be compiled at all.
+
+        `before` is a rule of the same group from an earlier reading: if it still fits, the trials are not repeated.
+        """
+        found = read_numbers(group)
+        not_settings = {"params", *_IMPLEMENTATION, *(name.partition(".")[0] for name in found)}
+        settings = tuple(sorted((name, value) for name, value in group.items() if name not in not_settings))
+        rule = cls(optimizer_class=type(optimizer), settings=settings, optimizer=optimizer, group=dict(group))
+        if rule == before and isinstance(before, HostStep) and before._has_constants(found):
+            return replace(before, optimizer=optimizer, group=rule.group)
+        sample = next((p for p in group["params"] if p.dim() > 0), next(iter(group["params"]), None))
+        if sample is None:
+            return rule
+        try:
+            entries = rule._first_entries(sample)
+            state = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
+            others = {name: value for name, value in entries.items() if name not in state}
+            scalars = {name for name, value in state.items() if value.dim() == 0 and (sample.dim() or name == "step")}
+            rule = replace(rule, scalars=frozenset(scalars), others=others)
+            rule._run_without_values(sample, state, ())
+            rule._check_repeats(sample)
+        except OptimizerError:
+            raise
+        except Exception as error:
+            raise _refusal(optimizer, error) from error
+        return replace(rule, variable=tuple(name for name in found if rule._may_vary(name, sample, state)))
+
+    @property
+    def hypers(self) -> tuple[str, ...]:
+        return self.variable
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return ()  # depends on the parameter: see initial_state
+
+    def initial_state(self, parameter: Tensor, values: Mapping[str, float]) -> State:
+        entries = self._first_entries(parameter)
+        return {name: value for name, value in entries.items() if isinstance(value, Tensor)}
+
+    def update(
+        self, params: list[Tensor], grads: list[Tensor], states: list[State], counter: Tensor | None, hypers: Hypers
+    ) -> tuple[list[Tensor], list[State]]:
+        # Numbers are float64 here, as Python's are. A parameter without dimensions would count as a number too, and
+        # take part in the choice of types; with one dimension it does not.
+        own = [p.clone().reshape(p.shape or (1,)) for p in params]
+        entries = [
+            {**self.others, **{name: self._stand_in(name, value) for name, value in state.items()}} for state in states
+        ]
+        flat = [grad.reshape(p.shape) for p, grad in zip(own, grads, strict=True)]
+        _run(_shadow(self.optimizer), _with_numbers(self.group, hypers), own, flat, entries)
+        new_states = [
+            {name: entry[name].reshape(value.shape) for name, value in state.items()}
+            for entry, state in zip(entries, states, strict=True)
+        ]
+        return [new.reshape(p.shape) for new, p in zip(own, params, strict=True)], new_states
+
+    def _has_constants(self, found: Mapping[str, float]) -> bool:
+        """Whether the numbers that `step()` looks at are those of this rule."""
+        own = read_numbers(self.group)
+        return all(found.get(name) == value for name, value in own.items() if name not in self.variable)
+
+    def _stand_in(self, name: str, value: Tensor) -> Tensor:
+        return value.double() if name in self.scalars else value.clone().reshape(value.shape or (1,))
+
+    def _first_entries(self, parameter: Tensor) -> dict[str, Any]:
+        """What `step()` puts into the state of a parameter before it updates it for the first time.
+
+        A Python number that the first step changes is kept as a tensor, because a program cannot count in Python.
+        """
+        existing = self.optimizer.state.get(parameter, {})
+        entries = _Recorder({name: _copy(value) for name, value in existing.items()})
+        with torch.no_grad():
+            own = parameter.detach().clone()
+            _run(_shadow(self.optimizer), self.group, [own], [torch.zeros_like(own)], [entries])
+        return {
+            name: torch.tensor(float(value)) if _is_number(value) and entries[name] != value else value
+            for name, value in entries.first.items()
+        }
+
+    def _check_repeats(self, sample: Tensor) -> None:
+        """Raise unless the captured update does three times what `step()` does in three steps.
+
+        It does not if `step()` counts in Python outside its state, or starts its state from the first gradient.
+        """
+        if is_torchs(self.optimizer_class):
+            return
+        generator = torch.Generator().manual_seed(0)
+        grads = [torch.randn(sample.shape, generator=generator).to(sample.dtype) for _ in range(3)]
+        with torch.no_grad():
+            captured, state = [sample.detach().clone()], self.initial_state(sample, {})
+            direct, live = sample.detach().clone(), _shadow(self.optimizer)
+            entries = {name: _copy(value) for name, value in self.optimizer.state.get(sample, {}).items()}
+            for grad in grads:
+                captured, (new,) = self.update(captured, [grad], [state], None, {})
+                state = {name: value.to(state[name].dtype) for name, value in new.items()}
+                _run(live, self.group, [direct], [grad.clone()], [entries])
+        if not torch.allclose(captured[0], direct, rtol=1e-3, atol=1e-5):
+            raise OptimizerError(
+                explain(
+                    f"the optimiser {self.optimizer_class.__name__} cannot be compiled: its step() does not do the "
+                    "same in every step.",
+                    reason="it counts in Python outside self.state, or it starts its state from the first gradient",
+                    fix="keep counters as tensors in self.state[p], and start state with zeros",
+                )
+            )
+
+    def _may_vary(self, name: str, sample: Tensor, state: State) -> bool:
+        try:
+            self._run_without_values(sample, state, (name,))
+        except Exception:
+            return False
+        return True
+
+    def _run_without_values(self, sample: Tensor, state: State, variable: Sequence[str]) -> None:
+        """A trial run; whatever it raises tells that `step()` looks at a tensor, or at one of these numbers."""
+        p = sample.detach().to("meta")
+        entries = {name: value.to("meta") for name, value in state.items()}
+        hypers = {name: torch.empty((), dtype=torch.float64, device="meta") for name in variable}
+        self.update([p], [torch.empty_like(p)], [entries], None, hypers)
+
+
+class _Recorder(dict[str, Any]):
+    """State of one parameter that remembers the first value of every entry."""
+
+    def __init__(self, entries: dict[str, Any]) -> None:
+        super().__init__(entries)
+        self.first = {name: _copy(value) for name, value in entries.items()}
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.first.setdefault(name, _copy(value))
+        super().__setitem__(name, value)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            self[name] = default
+        return self[name]
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def read_numbers(group: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a parameter group; those inside a tuple are named `betas.0`, `betas.1`."""
+    found: dict[str, float] = {}
+    for name, value in group.items():
+        if name in ("params", *_IMPLEMENTATION):
+            continue
+        if _is_number(value):
+            found[name] = float(value)
+        elif isinstance(value, tuple) and value and all(map(_is_number, value)):
+            found.update({f"{name}.{index}": float(number) for index, number in enumerate(value)})
+    return found
+
+
+def _is_number(value: object) -> bool:
+    is_scalar = isinstance(value, Tensor) and value.dim() == 0
+    return is_scalar or (isinstance(value, numbers.Real) and not isinstance(value, bool))
+
+
+def _with_numbers(group: Mapping[str, Any], hypers: Hypers) -> dict[str, Any]:
+    """The group with tensors in place of some of its numbers."""
+    changed = dict(group)
+    for name, tensor in hypers.items():
+        outer, _, index = name.partition(".")
+        if index:
+            items = list(changed[outer])
+            items[int(index)] = tensor
+            changed[outer] = tuple(items)
+        else:
+            changed[outer] = tensor
+    return changed
+
+
+def _shadow(optimizer: torch.optim.Optimizer) -> Any:
+    """Another object with the attributes of an optimiser, so that `step()` leaves nothing behind on the original."""
+    shadow = object.__new__(type(optimizer))
+    vars(shadow).update(vars(optimizer))
+    return shadow
+
+
+def _run(
+    shadow: Any,
+    group: Mapping[str, Any],
+    params: list[Tensor],
+    grads: list[Tensor],
+    entries: Sequence[dict[str, Any]],
+) -> None:
+    """Let `step()` update these tensors, in place."""
+    for p, grad in zip(params, grads, strict=True):
+        p.grad = grad
+    implementation = {name: value for name, value in _IMPLEMENTATION.items() if name in group}
+    shadow.param_groups = [{**group, **implementation, "params": params}]
+    shadow.state = defaultdict(dict, zip(params, entries, strict=True))
+    with torch.no_grad(), _TensorsAsNumbers(), _as_if_compiling():
+        _plain_step(type(shadow))(shadow)
+
+
+def is_torchs(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"
+
+
+def _plain_step(kind: type) -> Callable[[Any], Any]:
+    """The step of a class without the profiler's hooks around it, which would end up in the program."""
+    step: Any = kind.step
+    if is_torchs(kind):
+        return inspect.unwrap(step)
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+@contextmanager
+def _as_if_compiling() -> Iterator[None]:
+    """Set the flag by which torch's optimisers know that tensors have no values, as `torch.export` does."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+class _TensorsAsNumbers(TorchFunctionMode):
+    """Lets a 0-d tensor stand where torch wants a Python number: `x.add_(y, alpha=lr)`, `x.addcmul_(y, z, value=c)`."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        plain = name.removesuffix("_")
+        if plain in ("add", "sub") and isinstance(kwargs.get("alpha"), Tensor):
+            args = (args[0], args[1] * kwargs.pop("alpha"))
+        elif plain in ("addcmul", "addcdiv") and isinstance(kwargs.get("value"), Tensor):
+            product = args[1] * args[2] if plain == "addcmul" else args[1] / args[2]
+            func = getattr(Tensor, f"add{name.removeprefix(plain)}")
+            args = (args[0], product * kwargs.pop("value"))
+        elif plain == "lerp" and isinstance(args[2], Tensor) and args[2].dim() == 0:
+            args = (args[0], args[1], args[2].to(args[0].dtype))
+        return func(*args, **kwargs)
+
+
+def _refusal(optimizer: torch.optim.Optimizer, error: Exception) -> OptimizerError:
+    """Why an optimiser cannot be compiled, in the words of whatever its `step()` ran into."""
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return OptimizerError(
+        explain(
+            f"the optimiser {type(optimizer).__name__} cannot be compiled: its step() failed while it was captured.",
+            reason=f"{type(error).__name__}: {reason}",
+            supported="poptorch.optim.*, and torch.optim.* except LBFGS and SparseAdam",
+            fix="write step() with tensor operations only: no .item(), no branches on values of tensors, no closure",
+        )
+    )

@@ -1,0 +1,234 @@
+"""Between backward pass and update: clipping, loss scaling by hand and by itself, and several optimisers."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from optim.banks import Given, options
+
+o = poptorch.optim
+
+
+class Two(nn.Module):
+    """Two parameters whose gradients are the two halves of the row."""
+
+    def __init__(self, dtype=torch.float32) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.ones(2, dtype=dtype))
+        self.b = nn.Parameter(torch.ones(2, dtype=dtype))
+
+    def forward(self, x):
+        return poptorch.identity_loss((self.a * x[0, :2]).sum() + (self.b * x[0, 2:]).sum(), reduction="sum")
+
+
+def clip_norm(made):
+    made.Training.clipGradNorm(1.0)
+
+
+def clip_one_norm(made):
+    made.Training.clipGradNorm(1.0, norm_type=1.0)
+
+
+def clip_value(made):
+    made.Training.clipGradValue(0.5)
+
+
+@pytest.mark.parametrize("clip", [clip_norm, clip_one_norm, clip_value])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, o.Adam])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_clipping_is_that_of_torch(clip, kind, accumulation):
+    model = Two()
+    twin = copy.deepcopy(model)
+    made = options(accumulation=accumulation)
+    clip(made)
+    training = poptorch.trainingModel(model, made, kind(model.parameters(), lr=0.1))
+    reference = kind(twin.parameters(), lr=0.1)
+    for seed in range(4):
+        rows = torch.randn(accumulation, 4, generator=torch.Generator().manual_seed(seed))
+        training(rows)
+        mean = rows.mean(0)
+        twin.a.grad, twin.b.grad = mean[:2].clone(), mean[2:].clone()
+        if clip is clip_value:
+            nn.utils.clip_grad_value_(twin.parameters(), 0.5)
+        else:
+            nn.utils.clip_grad_norm_(twin.parameters(), 1.0, norm_type=2.0 if clip is clip_norm else 1.0)
+        reference.step()
+    torch.testing.assert_close(dict(model.named_parameters()), dict(twin.named_parameters()))
+
+
+@pytest.mark.parametrize("value", [0, -1.0, "much", True])
+def test_limits_are_positive_numbers(value):
+    with pytest.raises(AssertionError, match="takes a positive number"):
+        options().Training.clipGradNorm(value)
+    with pytest.raises(AssertionError, match="takes a positive number"):
+        options().Training.clipGradValue(value)
+
+
+# ---- several optimisers
+
+
+def two_optimizers(model):
+    return [torch.optim.Adam([model.a], lr=0.1), o.SGD([model.b], lr=0.5, momentum=0.9)]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_each_optimiser_updates_its_own_parameters(accumulation):
+    model = Two()
+    twin = copy.deepcopy(model)
+    optimizers, references = two_optimizers(model), two_optimizers(twin)
+    training = poptorch.trainingModel(model, options(accumulation=accumulation), optimizers)
+    for seed in range(5):
+        rows = torch.randn(accumulation, 4, generator=torch.Generator().manual_seed(seed))
+        training(rows)
+        twin.a.grad, twin.b.grad = rows.mean(0)[:2].clone(), rows.mean(0)[2:].clone()
+        for reference in references:
+            reference.step()
+        if seed == 2:
+            optimizers[1].param_groups[0]["lr"] = references[1].param_groups[0]["lr"] = 0.1
+            training.setOptimizer(optimizers)
+    torch.testing.assert_close(dict(model.named_parameters()), dict(twin.named_parameters()))
+    assert set(optimizers[0].state) == {model.a}
+    assert set(optimizers[1].state) == {model.b}
+
+
+def test_optimisers_share_no_parameter():
+    model = Two()
+    both = [o.SGD(model.parameters(), lr=0.1), o.SGD([model.b], lr=0.1)]
+    with pytest.raises(AssertionError, match="belongs to optimiser 0 and to optimiser 1"):
+        poptorch.trainingModel(model, options(), both)
+
+
+def test_optimisers_agree_on_the_loss_scaling():
+    model = Two()
+    both = [o.SGD([model.a], lr=0.1, loss_scaling=2.0), o.SGD([model.b], lr=0.1)]
+    with pytest.raises(AssertionError, match="different loss scalings"):
+        poptorch.trainingModel(model, options(), both)
+
+
+def test_the_number_of_optimisers_is_compiled():
+    model = Two()
+    training = poptorch.trainingModel(model, options(), two_optimizers(model))
+    training(torch.ones(1, 4))
+    with pytest.raises(poptorch.Error, match=r"compiled with 2 optimiser\(s\)"):
+        training.setOptimizer(torch.optim.Adam(model.parameters()))
+
+
+# ---- automatic loss scaling
+
+
+def automatic(**shape):
+    made = options(**shape)
+    made.Training.setAutomaticLossScaling(True)
+    return made
+
+
+def factor(optimizer):
+    return optimizer.state_dict()["ipu_state"]["lossScaleUpdateFactor"].item()
+
+
+@pytest.mark.parametrize("kind", [o.SGD, o.Adam, o.AdamW, o.RMSprop, o.LAMB])
+@pytest.mark.parametrize("loss_scaling", [1.0, 2.0])
+def test_the_scale_of_a_run_is_the_one_read_before_it(kind, loss_scaling):
+    """84: a gradient hook sees what the loss was multiplied with."""
+    model = Given(dtype=torch.float16)
+    optimizer = kind(model.parameters(), lr=0.01, loss_scaling=loss_scaling)
+    training = poptorch.trainingModel(model, automatic(), optimizer)
+    row = torch.full((1, 3), 0.5, dtype=torch.float16)
+    training.compile(row)
+    for _ in range(5):
+        before = factor(optimizer)
+        scale = training._state.tensors()["loss:scaling"] * training._state.tensors()["loss:scale_factor"]
+        assert scale == loss_scaling * before
+        training(row)
+        assert factor(optimizer) == 2 * before
+
+
+def test_the_update_is_that_of_the_unscaled_gradient():
+    model, twin = Given(), Given()
+    first = poptorch.trainingModel(model, automatic(), o.Adam(model.parameters(), lr=0.1))
+    second = poptorch.trainingModel(twin, options(), o.Adam(twin.parameters(), lr=0.1))
+    for seed in range(6):
+        rows = torch.randn(1, 3, generator=torch.Generator().manual_seed(seed))
+        first(rows)
+        second(rows)
+    torch.testing.assert_close(model.w, twin.w)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_an_overflow_halves_the_scale_and_skips_the_update(accumulation):
+    model = Given(dtype=torch.float16)
+    optimizer = o.Adam(model.parameters(), lr=0.01, loss_scaling=1024.0)
+    training = poptorch.trainingModel(model, automatic(accumulation=accumulation), optimizer)
+    small = torch.full((accumulation, 3), 0.01, dtype=torch.float16)
+    training(small)
+    before, step, scale = model.w.detach().clone(), optimizer.state[model.w]["step"].item(), factor(optimizer)
+    training(torch.full((accumulation, 3), 1000.0, dtype=torch.float16))
+    assert torch.equal(model.w, before)
+    assert optimizer.state[model.w]["step"] == step
+    assert torch.isfinite(optimizer.state[model.w]["exp_avg"]).all()
+    assert factor(optimizer) == scale / 2
+    training(small)
+    assert not torch.equal(model.w, before)
+    assert optimizer.state[model.w]["step"] == step + 1
+
+
+def test_large_gradients_halve_the_scale_before_they_overflow():
+    model = Given()
+    optimizer = o.SGD(model.parameters(), lr=0.01)
+    training = poptorch.trainingModel(model, automatic(), optimizer)
+    before = model.w.detach().clone()
+    training(torch.full((1, 3), 10000.0))
+    assert factor(optimizer) == 0.5
+    assert not torch.equal(model.w, before)
+
+
+def test_the_scale_survives_a_checkpoint():
+    model = Given()
+    optimizer = o.SGD(model.parameters(), lr=0.01)
+    training = poptorch.trainingModel(model, automatic(), optimizer)
+    for _ in range(3):
+        training(torch.ones(1, 3))
+    saved = copy.deepcopy(optimizer.state_dict())
+    training.destroy()
+    again = o.SGD(model.parameters(), lr=0.01)
+    again.load_state_dict(saved)
+    poptorch.trainingModel(model, automatic(), again).compile(torch.ones(1, 3))
+    assert factor(again) == 8.0
+
+
+def test_loss_scaling_may_change_when_it_is_automatic():
+    model = Given()
+    optimizer = o.SGD(model.parameters(), lr=0.01)
+    training = poptorch.trainingModel(model, automatic(), optimizer)
+    training(torch.ones(1, 3))
+    optimizer.loss_scaling = 4.0
+    training.setOptimizer(optimizer)
+
+
+# ---- failures
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_failed_step_changes_neither_weights_nor_state(accumulation, monkeypatch):
+    """An engine that dies between computing and writing leaves everything as it was."""
+    model = Two()
+    optimizers = two_optimizers(model)
+    training = poptorch.trainingModel(model, options(accumulation=accumulation), optimizers)
+    training(torch.ones(accumulation, 4))
+    before = copy.deepcopy([model.state_dict(), *(optimizer.state_dict() for optimizer in optimizers)])
+
+    def fail(*args):
+        raise MemoryError("no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "_foreach_copy_", fail)
+        with pytest.raises(MemoryError):
+            training(torch.ones(accumulation, 4))
+    now = [model.state_dict(), *(optimizer.state_dict() for optimizer in optimizers)]
+    torch.testing.assert_close(now, before, rtol=0, atol=0)
+    training(torch.ones(accumulation, 4))
