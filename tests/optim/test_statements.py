@@ -305,6 +305,14 @@ def test_strategy_of_inference_and_a_chosen_one():
     assert training.options.Training.meanAccumulationAndReplicationReductionStrategy.name == "Running"
 
 
+def test_the_deprecated_strategy_is_refused_when_compiling():
+    made = options(accumulation=2)
+    made.Training.setMeanAccumulationAndReplicationReductionStrategy(poptorch.MeanReductionStrategy.PostAndLoss)
+    model = Given()
+    with pytest.raises(poptorch.Error, match="out of range"):
+        wrap(model, o.SGD(model.parameters(), lr=0.1), made)(torch.ones(2, 3))
+
+
 def test_accumulation_type_after_compiling():
     """34, 35."""
     training, optimizer = small(o.Adam, lr=0.1)
@@ -564,6 +572,16 @@ def test_attributes_that_nobody_reads_are_reported_once(caplog):
         "Ignoring unexpected group 1 attribute: velocity_scaling",
         "Ignoring unexpected optimizer attribute: lr",
     ]
+
+
+def test_reports_can_be_silenced(caplog):
+    """62."""
+    model, optimizer = two_groups()
+    training = wrap(model, optimizer, options().relaxOptimizerAttributesChecks())
+    optimizer.param_groups[0]["initial_lr"] = optimizer.initial_lr = 0.1
+    caplog.clear()
+    training.setOptimizer(optimizer)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 # ---- state

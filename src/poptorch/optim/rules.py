@@ -25,7 +25,7 @@ class Rule(ABC):
     maximize: bool = False
     # PopTorch's own optimisers choose the types of their state and compute in float32, whatever a parameter's type is;
     # torch's work in the type of the parameter.
-    state_types: tuple[tuple[str, torch.dtype], ...] | None = field(default=None, compare=False)
+    state_types: tuple[tuple[str, torch.dtype], ...] | None = field(default=None, compare=False, repr=False)
 
     @property
     @abstractmethod
