@@ -1,7 +1,7 @@
 """The finished program as a frozen, saveable value."""
 
 from poptorch.executable.checks import IndexCheck
-from poptorch.executable.executable import AnchorPlan, Batching, Executable
+from poptorch.executable.executable import AnchorPlan, Batching, Executable, Grouping
 from poptorch.executable.program import Program, in_place
 from poptorch.ir import InputSpec, OutputRole, Role
 
@@ -9,6 +9,7 @@ __all__ = [
     "AnchorPlan",
     "Batching",
     "Executable",
+    "Grouping",
     "IndexCheck",
     "InputSpec",
     "OutputRole",

@@ -45,6 +45,18 @@ class AnchorPlan:
 
 
 @dataclass(frozen=True)
+class Grouping:
+    """A parameter that has one entry per group of replicas, in a first dimension that programs do not see."""
+
+    name: str
+    of_replicas: tuple[int, ...]  # the group of each replica
+
+    @property
+    def groups(self) -> int:
+        return max(self.of_replicas) + 1
+
+
+@dataclass(frozen=True)
 class Executable:
     """What one call runs: `step` for every micro-batch and, if it is not part of the step, `update` after each group.
 
@@ -59,6 +71,7 @@ class Executable:
     checks: tuple[IndexCheck, ...]
     random_seed: int | None
     anchors: tuple[AnchorPlan, ...] = ()
+    groupings: tuple[Grouping, ...] = ()
     tensor_names: tuple[str, ...] = ()  # what anchors can be asked for
 
     @property

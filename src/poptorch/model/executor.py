@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from poptorch.model.arguments import ArgumentBinder, CallSpec, prepare
 from poptorch.model.attachment import Attachment
 from poptorch.model.buffers import check_broadcast, updatable_buffers
 from poptorch.model.clock import Clock, clocks_of
+from poptorch.model.grouping import ReplicaGroups, one_group_each, plan_groupings
 from poptorch.model.measurements import Measurements
 from poptorch.model.state import OwnedState, Snapshot
 from poptorch.model.variants import Variant, Variants
@@ -67,6 +69,7 @@ class PoplarExecutor(Measurements):
         self._plans: tuple[OptimizerPlan, ...] = ()
         self._watches: dict[int, AttributeWatch] = {}
         self._described: list[str] = []
+        self.per_replica_params: dict[str, ReplicaGroups] = {}
         self._warned: set[str] = set()
         self._attachment = Attachment(options, self._settings.batching.replicas)
         self._forget()
@@ -193,9 +196,13 @@ class PoplarExecutor(Measurements):
         label = "training" if self._training else "inference"
         with _progress(self._settings.show_progress) as phase:
             phase("Capturing the model")
-            captured = self._capture(call, args, kwargs)
+            parameters = dict(self._traced.named_parameters())
+            groupings = plan_groupings(parameters, self.per_replica_params, self._settings)
+            with one_group_each(parameters, groupings):
+                captured = self._capture(call, args, kwargs)
             phase("Optimising the graph")
             executable = compile_graph(captured.graph, captured.result, self._settings, dumping(label))
+            executable = replace(executable, groupings=groupings)
             kernels = {}
             strides: dict[str, tuple[int, ...]] = {}
             for program in executable.programs:
@@ -207,8 +214,7 @@ class PoplarExecutor(Measurements):
             phase("Loading")
             state = self._own(captured, executable, strides)
             session = Session(executable, kernels, state.tensors())
-        parameters = [parameter for _, parameter in self._traced.named_parameters()]
-        self._clocks = clocks_of(parameters)
+        self._clocks = clocks_of(list(parameters.values()))
         if isinstance(state, Snapshot):
             state.seen = [clock.time for clock in self._clocks]
         self._call, self._session, self._state = call, session, state
@@ -239,9 +245,9 @@ class PoplarExecutor(Measurements):
         self, captured: Captured, executable: Executable, strides: dict[str, tuple[int, ...]]
     ) -> OwnedState | Snapshot:
         if self._training:
-            groups, specs = captured.groups, executable.state
-            return OwnedState(self._traced, self._optimizers, self._plans, groups, specs, strides)
-        return Snapshot(self._traced, executable.state, strides)
+            groups, specs, groupings = captured.groups, executable.state, executable.groupings
+            return OwnedState(self._traced, self._optimizers, self._plans, groups, specs, strides, groupings)
+        return Snapshot(self._traced, executable.state, strides, executable.groupings)
 
     def isCompiled(self) -> bool:
         """Whether there is a compiled program."""

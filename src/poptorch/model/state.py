@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from poptorch.capture import LOSS_SCALING, SCALE_FACTOR, TrainedGroup
 from poptorch.errors import ArgumentError, explain
+from poptorch.executable import Grouping
 from poptorch.ir import InputSpec, Role
 from poptorch.model.replacement import check_optimizers
 from poptorch.optim.plan import GroupPlan, OptimizerPlan
@@ -32,6 +34,23 @@ class _Seat:
         return _look_up(self.table, self.key) is self.tensor and self.tensor.data_ptr() == self.address
 
 
+@dataclass(frozen=True)
+class _Layouts:
+    """What the host's tensors look like: as programs want them, with an entry per group where they are grouped."""
+
+    strides: Strides
+    groupings: Sequence[Grouping]
+
+    def host(self, spec: InputSpec) -> InputSpec:
+        """The spec of the tensor that the host has for an input of a program."""
+        stride = self.strides.get(spec.name, spec.stride)
+        for grouping in self.groupings:
+            if grouping.name == spec.owner:
+                shape = (grouping.groups, *spec.shape)
+                return replace(spec, shape=shape, stride=(math.prod(spec.shape), *stride))
+        return replace(spec, stride=stride)
+
+
 class OwnedState:
     """The state of a training program: parameters, buffers, optimiser state and hyper-parameters, by name."""
 
@@ -43,8 +62,9 @@ class OwnedState:
         groups: Sequence[TrainedGroup],
         specs: Iterable[InputSpec],
         strides: Strides,
+        groupings: Sequence[Grouping] = (),
     ) -> None:
-        self._module, self._groups, self._strides = module, groups, strides
+        self._module, self._groups, self._layouts = module, groups, _Layouts(strides, groupings)
         specs = list(specs)
         self._specs = [spec for spec in specs if spec.role in (Role.PARAMETER, Role.BUFFER)]
         self._hypers = {
@@ -115,9 +135,9 @@ class OwnedState:
 
     def _registered(self, spec: InputSpec) -> torch.Tensor:
         """A parameter or buffer where the module keeps it; a new memory layout is given to the object itself."""
-        tensor = registered_tensor(self._module, spec)
+        tensor = registered_tensor(self._module, self._layouts.host(spec))
         table, attribute = _table(self._module, spec)
-        stride = self._strides.get(spec.name, spec.stride)
+        stride = self._layouts.host(spec).stride
         if tensor.stride() != stride:
             tensor.data = with_stride(tensor.detach(), stride)
         self._seats.append(_Seat(table, attribute, tensor, tensor.data_ptr()))
@@ -140,7 +160,7 @@ class OwnedState:
             initial = rule.initial_state(parameter, group.plan.values) if missing else {}
             for key, spec in layout.items():
                 tensor = initial[key] if key in missing else entries[key]
-                entries[key] = with_stride(tensor.to(spec.dtype), self._strides.get(spec.name, spec.stride))
+                entries[key] = with_stride(tensor.to(spec.dtype), self._layouts.host(spec).stride)
                 found[spec.name] = entries[key]
                 self._sit(entries, key)
         if group.counts:
@@ -154,13 +174,16 @@ class OwnedState:
 class Snapshot:
     """The state of an inference program: copies of parameters and buffers, taken when it is made and on request."""
 
-    def __init__(self, module: nn.Module, specs: Iterable[InputSpec], strides: Strides) -> None:
+    def __init__(
+        self, module: nn.Module, specs: Iterable[InputSpec], strides: Strides, groupings: Sequence[Grouping] = ()
+    ) -> None:
         self._module = module
-        self._specs = [spec for spec in specs if spec.role in (Role.PARAMETER, Role.BUFFER)]
+        layouts = _Layouts(strides, groupings)
+        self._specs = [layouts.host(spec) for spec in specs if spec.role in (Role.PARAMETER, Role.BUFFER)]
         self._originals = self._find()
         self._copies = {
-            name: with_stride(tensor.detach(), strides.get(name, tensor.stride()), always_copy=True)
-            for name, tensor in self._originals.items()
+            spec.name: with_stride(self._originals[spec.name].detach(), spec.stride, always_copy=True)
+            for spec in self._specs
         }
         self._versions = self._host_versions()
         self.seen: list[int] = []  # the times of the training executors whose work the copies show

@@ -6,6 +6,7 @@ sees: gradient accumulators, and the buffers of every replica but the first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
@@ -29,6 +30,8 @@ class Session:
         self._kernels = kernels
         self._input_batches = executable.batching.input_batches
         self._kept = frozenset(executable.batching.kept)
+        self._groupings = executable.groupings
+        self._ranks = range(executable.batching.replicas)
         self._is_guarded = bool(executable.step.guards)
         self._outputs = [spec for spec in executable.outputs if spec.role is OutputRole.USER_OUTPUT]
         self._anchors = [anchor for anchor in executable.anchors if anchor.state is None]
@@ -50,25 +53,53 @@ class Session:
     def bind(self, state: Mapping[str, torch.Tensor]) -> None:
         """Work on these tensors from now on; accumulators start at zero, replicas get copies of changing buffers."""
         step, update = self._executable.step, self._executable.update
-        accumulators = {
-            spec.name: torch.empty_strided(spec.shape, self._stride(spec), dtype=spec.dtype).zero_()
-            for spec in step.state
-            if spec.role is Role.ACCUMULATOR
-        }
-        first = {**step.constants, **state, **accumulators, **self._derived(state)}
+        accumulators = {spec.name: self._zeros(spec) for spec in step.state if spec.role is Role.ACCUMULATOR}
+        owned = {**step.constants, **state, **accumulators}
         buffers = [s.name for s in step.state if s.role is Role.BUFFER and s.name in step.written_state]
-        others = range(self._executable.batching.replicas - 1)
-        replicas = [first, *({**first, **{n: first[n].detach().clone() for n in buffers}} for _ in others)]
-        self._steps: list[Call] = [self._bind(step, replica) for replica in replicas]
-        self._update: Call | None = None if update is None else self._bind(update, first)
-        self._replicas = replicas
+        self._replicas = [self._part(owned, [g.of_replicas[r] for g in self._groupings]) for r in self._ranks]
+        for replica in self._replicas[1:]:
+            replica.update({name: owned[name].detach().clone() for name in buffers})
+        derived = [self._derived(replica) for replica in (self._replicas if self._groupings else self._replicas[:1])]
+        for rank, replica in enumerate(self._replicas):
+            replica.update(derived[rank % len(derived)])
+        self._steps: list[Call] = [self._bind(step, replica) for replica in self._replicas]
+        self._updates = [] if update is None else [self._bind(update, part) for part in self._update_parts(owned)]
         self._accumulators = list(accumulators.values())
         self._volatile: list[torch.Tensor] = []
         if update is not None:  # what the step writes before the update that belongs to it
             changing = [name for name in step.written_state if name not in accumulators]
-            tensors = {id(replica[name]): replica[name].detach() for replica in replicas for name in changing}
+            tensors = {id(replica[name]): replica[name].detach() for replica in self._replicas for name in changing}
             self._volatile = list(tensors.values())
         self._saved = [tensor.clone() for tensor in self._volatile]  # what to go back to if an update fails
+
+    def _zeros(self, spec: InputSpec) -> torch.Tensor:
+        """An accumulator, with an entry for each group if it belongs to a grouped parameter."""
+        groups = [grouping.groups for grouping in self._groupings if grouping.name == spec.owner]
+        stride = self._stride(spec)
+        if not groups:
+            return torch.empty_strided(spec.shape, stride, dtype=spec.dtype).zero_()
+        shape = (*groups, *spec.shape)
+        return torch.empty_strided(shape, (math.prod(spec.shape), *stride), dtype=spec.dtype).zero_()
+
+    def _part(self, owned: Mapping[str, torch.Tensor], chosen: Sequence[int]) -> dict[str, torch.Tensor]:
+        """The state in which each grouped parameter, and what belongs to it, is that of the chosen group."""
+        entry = {grouping.name: group for grouping, group in zip(self._groupings, chosen, strict=True)}
+        owners = {name: name.partition(":")[0] for name in owned}
+        return {n: t.detach()[entry[owners[n]]] if owners[n] in entry else t for n, t in owned.items()}
+
+    def _update_parts(self, owned: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        """The state for each run of the update: one run, or one for each group of the most finely grouped parameter.
+
+        Runs after the first get copies of everything that was updated already, and nobody looks at those.
+        """
+        runs = max((grouping.groups for grouping in self._groupings), default=1)
+        parts = [self._part(owned, [min(run, g.groups - 1) for g in self._groupings]) for run in range(runs)]
+        for run, part in enumerate(parts[1:], start=1):
+            due = {grouping.name for grouping in self._groupings if run < grouping.groups}
+            for spec in self._executable.state:
+                if spec.owner not in due and spec.role is not Role.HYPER:
+                    part[spec.name] = part[spec.name].detach().clone()
+        return parts
 
     def _derived(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What an inference step wants computed from the weights before it runs."""
@@ -110,9 +141,9 @@ class Session:
         if not torch.is_grad_enabled():  # recurrent layers keep what their backward pass needs only in grad mode
             with torch.enable_grad():
                 return self._run(micro_batches, times)
-        if self._update is None:
+        if not self._updates:
             return self._run_fused(micro_batches, times)
-        return self._run_split(micro_batches, times, self._update)
+        return self._run_split(micro_batches, times)
 
     def _micro_batches(self, tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         count, sources = self._input_batches, self._executable.batching.sources
@@ -142,9 +173,7 @@ class Session:
                 outputs.append(result)
         return outputs
 
-    def _run_split(
-        self, micro_batches: list[list[torch.Tensor]], times: CallTimes, update: Call
-    ) -> list[Sequence[torch.Tensor]]:
+    def _run_split(self, micro_batches: list[list[torch.Tensor]], times: CallTimes) -> list[Sequence[torch.Tensor]]:
         """Accumulate over the micro-batches of each update; nothing of an update that fails stays behind."""
         batching = self._executable.batching
         outputs = list[Sequence[torch.Tensor]]()
@@ -169,7 +198,8 @@ class Session:
                 if self._volatile:
                     torch._foreach_copy_(self._volatile, self._saved)
                 raise
-            update([])
+            for update in self._updates:
+                update([])
             if self._collected:
                 self._collect_state(range(start, start + batching.micro_batches_per_update))
         return outputs

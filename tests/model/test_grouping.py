@@ -1,0 +1,130 @@
+"""Weights of which every group of replicas has its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from poptorch.enums import CommGroupType, OutputMode, VariableRetrievalMode
+from poptorch.model.grouping import ReplicaGroups
+
+ONE_PER_GROUP = VariableRetrievalMode.OnePerGroup
+
+
+class Sharded(nn.Module):
+    """A matrix product with a weight that groups of replicas hold parts of."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone())
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        out = torch.matmul(x, self.weight) * self.scale
+        return poptorch.identity_loss((out * out).mean(), reduction="none")
+
+
+def group(model: poptorch.PoplarExecutor, kind: CommGroupType, shards: int) -> None:
+    model.per_replica_params["weight"] = ReplicaGroups.checked(kind, shards, ONE_PER_GROUP)
+
+
+def options(replicas: int) -> poptorch.Options:
+    return poptorch.Options().engine("eager").replicationFactor(replicas).outputMode(OutputMode.All)
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs"),
+    [
+        ((CommGroupType.Orthogonal, 2), CommGroupType.Consecutive),
+        ((CommGroupType.Consecutive, 2), CommGroupType.Orthogonal),
+    ],
+)
+def test_columns_split_over_replicas_train_like_the_whole(weights, inputs):
+    torch.manual_seed(0)
+    whole, x = torch.randn(40, 56), torch.randn(2, 12, 40)
+    parts = torch.stack(whole.split(14, dim=1))  # four groups of two replicas
+    module = Sharded(parts)
+    model = poptorch.trainingModel(
+        module, options(8).inputReplicaGrouping(4, inputs), torch.optim.SGD([module.weight], lr=0.01)
+    )
+    group(model, *weights)
+    reference = nn.Parameter(whole.clone())
+    optimizer = torch.optim.SGD([reference], lr=0.01)
+    for _ in range(4):
+        losses = model(x)
+        assert losses.shape == (8,)
+        out = torch.matmul(x, reference)
+        loss = (out * out).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(losses.sum() / 8, loss.detach())
+        now = torch.cat(tuple(module.weight.detach()), dim=1)
+        torch.testing.assert_close(now, reference.detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.inductor
+def test_every_replica_alone_with_adamw(engine):
+    torch.manual_seed(0)
+    start, x = torch.randn(4, 3, 5), torch.randn(4, 6, 3)
+    module = Sharded(start)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    model = poptorch.trainingModel(module, options(4).engine(engine), optimizer)
+    group(model, CommGroupType.NoGrouping, 0)
+    references = [Sharded(weight) for weight in start]
+    scale = references[0].scale
+    for reference in references:
+        reference.scale = scale  # the replicas share what is not grouped
+    theirs = torch.optim.AdamW([*(reference.weight for reference in references), scale], lr=0.1)
+    for _ in range(3):
+        model(x)
+        theirs.zero_grad()
+        sum(reference(rows) for reference, rows in zip(references, x, strict=True)).div(4).backward()
+        theirs.step()
+    torch.testing.assert_close(
+        module.weight.detach(), torch.stack([r.weight.detach() for r in references]), rtol=1e-4, atol=1e-5
+    )
+    torch.testing.assert_close(module.scale.detach(), scale.detach(), rtol=1e-4, atol=1e-5)
+    state = optimizer.state[module.weight]
+    assert state["exp_avg"].shape == state["exp_avg_sq"].shape == (4, 3, 5)
+    assert float(state["step"]) == 3.0
+
+
+def test_inference_uses_the_weight_of_each_group():
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.arange(6.0).view(2, 3))
+
+        def forward(self, x):
+            return x * self.weight.exp().log()
+
+    model = poptorch.inferenceModel(Product(), options(4))
+    group(model, CommGroupType.Consecutive, 2)
+    out = model(torch.ones(4, 3))
+    torch.testing.assert_close(out, torch.arange(6.0).view(2, 3).repeat_interleave(2, dim=0))
+
+
+def test_host_shape_is_back_after_compilation():
+    module = Sharded(torch.randn(2, 3, 5))
+    model = poptorch.trainingModel(module, options(2), torch.optim.SGD(module.parameters(), lr=0.1))
+    group(model, CommGroupType.NoGrouping, 0)
+    model.compile(torch.randn(2, 6, 3))
+    assert module.weight.shape == (2, 3, 5)
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 5), ()])
+def test_first_dimension_counts_the_groups(shape):
+    model = poptorch.inferenceModel(Sharded(torch.ones(shape)), options(4))
+    group(model, CommGroupType.Consecutive, 2)
+    with pytest.raises(poptorch.Error, match="makes 2 groups of replicas"):
+        model(torch.ones(4, 3, 3))
+
+
+def test_groups_divide_the_replicas():
+    model = poptorch.inferenceModel(Sharded(torch.ones(2, 3, 3)), options(4))
+    group(model, CommGroupType.Orthogonal, 3)
+    with pytest.raises(poptorch.Error, match="do not divide the 4"):
+        model(torch.ones(4, 3, 3))
