@@ -36,12 +36,10 @@ OPTIMIZERS = {
     ),
     "AdamW": combinations(weight_decay=DECAY, amsgrad=(False, True), maximize=MAXIMIZE, eps=(1e-8, 1e-3)),
     "RMSprop": combinations(momentum=(0.0, 0.9), centered=(False, True), weight_decay=DECAY, maximize=MAXIMIZE),
-    "Adagrad": combinations(lr_decay=(0.0, 0.1), weight_decay=DECAY, maximize=MAXIMIZE, eps=(1e-10, 1e-3)),
-    "Adadelta": combinations(weight_decay=DECAY, maximize=MAXIMIZE, rho=(0.9, 0.5)),
-    "Adamax": combinations(weight_decay=DECAY, maximize=MAXIMIZE, betas=((0.9, 0.999), (0.5, 0.8))),
-    "NAdam": combinations(
-        weight_decay=DECAY, decoupled_weight_decay=(False, True), maximize=MAXIMIZE, momentum_decay=(4e-3, 0.1)
-    ),
+    "Adagrad": combinations(lr_decay=(0.0, 0.1), weight_decay=DECAY, maximize=MAXIMIZE),
+    "Adadelta": combinations(weight_decay=DECAY, maximize=MAXIMIZE),
+    "Adamax": combinations(weight_decay=DECAY, maximize=MAXIMIZE),
+    "NAdam": combinations(weight_decay=DECAY, decoupled_weight_decay=(False, True), maximize=MAXIMIZE),
     "RAdam": combinations(weight_decay=DECAY, decoupled_weight_decay=(False, True), maximize=MAXIMIZE),
     "ASGD": combinations(weight_decay=DECAY, maximize=MAXIMIZE, t0=(1e6, 5)),
     "Rprop": combinations(maximize=MAXIMIZE, etas=((0.5, 1.2), (0.3, 1.5))),
