@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import report, single
+from benchmarks import loading, report, single
 from benchmarks.measure import Comparison, Effort, WorkerError, compare_inference, compare_training
 from benchmarks.peers import has_jax
 from benchmarks.workloads import WORKLOADS, Workload
@@ -68,6 +68,13 @@ class Bench:
         found = [m for w in chosen if (m := self._try(w.name, lambda w=w: single.peak_memory(w, steps, repeats)))]
         return found, report.memory_table(found)
 
+    def data(self) -> Result:
+        """Loading data, whatever the workloads."""
+        print("measuring data …", file=sys.stderr, flush=True)
+        speeds = [loading.throughput(case, epochs=5 if self.quick else 15) for case in loading.CASES]
+        hidden = loading.overlap()
+        return [*speeds, hidden], report.loading_table(speeds, hidden)
+
     def _compare(self, jobs: Iterator[tuple[str, Callable[[], Comparison]]]) -> list[Comparison]:
         found = [comparison for name, job in jobs if (comparison := self._try(name, job)) is not None]
         self.problems += [problem for comparison in found for problem in comparison.problems]
@@ -82,7 +89,7 @@ class Bench:
             return None
 
 
-KINDS = ("train", "infer", "call", "update", "compile", "memory")
+KINDS = ("train", "infer", "call", "update", "compile", "memory", "data")
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from benchmarks.loading import Overlap, Throughput
 from benchmarks.measure import Comparison
 from benchmarks.single import CallCost, CompileTime, Memory, UpdateCost
 
@@ -128,3 +129,17 @@ def _mark(is_reached: bool) -> str:
 
 def _number(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None else format(value, form)
+
+
+def loading_table(speeds: Sequence[Throughput], hidden: Overlap) -> str:
+    """Samples per second, and the time of a step that loads and computes."""
+    rows = [
+        [s.case, f"{s.torch_per_second:.0f}", f"{s.async_per_second:.0f}", f"{s.ratio:.2f}", f"{s.goal:.2f}"]
+        for s in speeds
+    ]
+    note = (
+        f"a step that loads {hidden.part_ms:g} ms and computes {hidden.part_ms:g} ms takes {hidden.async_ms:.1f} ms "
+        f"in mode Async (goal: below {hidden.goal_ms:g}) and {hidden.sync_ms:.1f} ms in mode Sync"
+    )
+    columns = ["loading, samples per second", "torch", "poptorch Async", "ratio", "goal"]
+    return table("Loading data, with the same workers", columns, rows, [note])

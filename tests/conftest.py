@@ -17,6 +17,10 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)  # tiny tensors: more threads only get in each other's way
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="repeat the tests of failing data loaders 100 times, not 5")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`engine` is "eager"; a test marked `inductor` runs a second time, on "inductor"."""
     if "engine" not in metafunc.fixturenames:

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "compiler": {"ir", "options", "executable", "ipu"},
     "runtime": {"executable"},
     "report": {"executable", "runtime"},
-    "data": {"options"},
+    "data": {"ir", "options"},
 }
 MAY_IMPORT["model"] = set(MAY_IMPORT)
 MAY_IMPORT.update({alias: set(MAY_IMPORT) - ALIASES for alias in ALIASES})

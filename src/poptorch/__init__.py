@@ -4,6 +4,7 @@ from poptorch import _logging, faults, optim, profiling
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
 from poptorch.annotations import Attribute, identity_loss, isRunningOnIpu
+from poptorch.data import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import (
     AnchorMode,
     AutoStage,
@@ -43,11 +44,13 @@ faults.configure()
 __all__ = [
     "__version__",
     "AnchorMode",
+    "AsynchronousDataAccessor",
     "Attribute",
     "AutoStage",
     "CommGroupType",
     "ConfigFileError",
     "ConnectionType",
+    "DataLoader",
     "DataLoaderMode",
     "Error",
     "HalfFloatCastingBehavior",

@@ -36,6 +36,12 @@ class Variable:
 ENGINE = Variable("POPTORCH_ENGINE", "", "engine to use, `inductor` or `eager`; Options.engine wins over it")
 DUMP = Variable("POPTORCH_DUMP", "", "folder that receives the graph after each pass, one text file per pass")
 KEEP_MEMORY = Variable("POPTORCH_KEEP_MEMORY", "1", "0 returns freed memory to the system during training; slower")
+DATA_TIMEOUT = Variable(
+    "POPTORCH_DATA_TIMEOUT",
+    "",
+    "seconds that a loader waits for one batch; by default it gives up after 7 s in which its workers do nothing, "
+    "and after an hour if they are busy; the argument `timeout` of a loader wins over it",
+)
 
 LOG_LEVEL = Variable("POPTORCH_LOG_LEVEL", "WARN", "TRACE, DEBUG, INFO, WARN, ERR or OFF (also 0-4 and 6)")
 LOG_DEST = Variable("POPTORCH_LOG_DEST", "stderr", "where log lines go: `stderr`, `stdout`, or the name of a file")

@@ -166,6 +166,14 @@ class EngineError(Error):
     """The compiled program could not be built or failed while it ran."""
 
 
+class DataError(Error, AssertionError):
+    """The arguments of a loader do not fit together, or it cannot be used in this state."""
+
+
+class WorkerError(Error, AssertionError, RuntimeError):
+    """A process that loads data raised an exception, died, or stopped making progress."""
+
+
 def explain(what: str, **details: str) -> str:
     """A message in the house form: what happened, then one aligned `name: value` line per detail."""
     width = max((len(name) for name in details), default=0) + 1

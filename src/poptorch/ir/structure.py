@@ -40,6 +40,10 @@ class CustomTypes:
         else:
             self._parsers[kind] = parser
 
+    def registered(self) -> dict[type, ICustomArgParser]:
+        """A copy of the whole table, in the order of registration."""
+        return dict(self._parsers)
+
     def find(self, value: object) -> ICustomArgParser | None:
         exact = self._parsers.get(type(value))
         if exact is not None:

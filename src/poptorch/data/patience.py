@@ -1,0 +1,148 @@
+"""When to stop waiting for a worker: never because it is slow, soon if it does nothing.
+
+A batch may take long for good reasons, and no fixed number of seconds tells a slow data set from one that hangs. So a
+worker is judged by what it does: as long as it or a process it started uses processor time or waits for a disk, it is
+busy. Only if there is neither a batch nor work for `idle` seconds, or no batch for `busy` seconds, patience ends.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from poptorch import environment
+from poptorch.errors import DataError, explain
+
+IDLE_SECONDS = 7.0
+BUSY_SECONDS = 3600.0
+POLL_SECONDS = 0.25  # how often a wait looks up
+_WORKING_SHARE = 0.005  # of one core: below this a process is waiting, for example in a loop around a short sleep
+_LOOK_SECONDS = 1.0  # how often processor times are read while waiting
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for one batch from workers that do nothing, and from workers that are busy."""
+
+    idle: float = IDLE_SECONDS
+    busy: float = BUSY_SECONDS
+
+    @classmethod
+    def of(cls, timeout: float = 0) -> Patience:
+        """A positive timeout is a plain limit per batch; 0 means what the environment says, or the defaults."""
+        if timeout < 0:
+            raise DataError(f"timeout is a number of seconds, or 0 for the default, not {timeout!r}")
+        if timeout == 0:
+            timeout = _timeout_of_environment()
+        return cls(timeout, timeout) if timeout else cls()
+
+    @property
+    def at_start(self) -> Patience:
+        """For the first batch, which also takes starting a process and importing: never less than the defaults."""
+        return Patience(max(self.idle, IDLE_SECONDS), max(self.busy, BUSY_SECONDS))
+
+    def longer(self, seconds: float) -> Patience:
+        return replace(self, idle=self.idle + seconds, busy=self.busy + seconds)
+
+
+def _timeout_of_environment() -> float:
+    variable = environment.DATA_TIMEOUT
+    text = variable.read()
+    try:
+        seconds = float(text or 0)
+    except ValueError:
+        seconds = -1.0
+    if seconds < 0:
+        raise DataError(
+            explain(f"{variable.name}={text!r} is not a number of seconds.", fix=f"for example {variable.name}=60")
+        )
+    return seconds
+
+
+class Watch:
+    """Measures one wait at a time for the processes that `pids` gives, and says when it has lasted too long."""
+
+    def __init__(self, patience: Patience, pids: Callable[[], Iterable[int]]) -> None:
+        self.patience, self._pids = patience.at_start, pids
+        self._usual_patience = patience
+        self.start()
+
+    def start(self) -> None:
+        """A wait begins now."""
+        self._began = self._worked = self._looked = time.monotonic()
+        self._spent: float | None = None
+
+    def has_started(self) -> None:
+        """The first batch has come."""
+        self.patience = self._usual_patience
+
+    def verdict(self) -> str | None:
+        """Why the wait should end, or None as long as it may go on."""
+        now = time.monotonic()
+        if now - self._began >= self.patience.busy:
+            return f"no batch for {now - self._began:.1f} s"
+        if now - self._looked >= min(_LOOK_SECONDS, self.patience.idle / 4):
+            self._look(now)
+        if now - self._worked >= self.patience.idle:
+            return f"no batch for {now - self._began:.1f} s, and the worker was idle all the time"
+        return None
+
+    def _look(self, now: float) -> None:
+        self._looked = now
+        spent = seconds_of_work(self._pids())
+        if spent is None or math.isinf(spent):  # nobody can tell, or the disk is at work
+            self._worked = now
+        elif self._spent is None:
+            self._spent = spent
+        elif spent - self._spent > _WORKING_SHARE * self.patience.idle:
+            self._spent, self._worked = spent, now
+
+
+def seconds_of_work(pids: Iterable[int]) -> float | None:
+    """Processor seconds of these processes and all their descendants; infinite while one of them waits for a disk.
+
+    None where the system does not tell (it needs Linux's /proc).
+    """
+    table = {stat.pid: stat for stat in _process_table()}
+    if not table:
+        return None
+    roots = set(pids)
+    members = [stat for stat in table.values() if _descends(stat, roots, table)]
+    if any(stat.waits_for_disk for stat in members):
+        return float("inf")
+    return sum(stat.seconds for stat in members)
+
+
+@dataclass(frozen=True)
+class _Stat:
+    pid: int
+    parent: int
+    seconds: float
+    waits_for_disk: bool
+
+
+def _process_table() -> list[_Stat]:
+    found: list[_Stat] = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = entry.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it has ended meanwhile
+            continue
+        fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold blanks
+        seconds = sum(map(int, fields[11:15])) / _TICKS_PER_SECOND  # own and of children that ended
+        found.append(_Stat(int(entry.parent.name), int(fields[1]), seconds, fields[0] == "D"))
+    return found
+
+
+def _descends(stat: _Stat, roots: set[int], table: dict[int, _Stat]) -> bool:
+    current: _Stat | None = stat
+    while current is not None:
+        if current.pid in roots:
+            return True
+        current = table.get(current.parent)
+    return False

@@ -1,0 +1,92 @@
+"""Loaders feed models; numbers in comments are those of the statements in the specification."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import poptorch
+from data_sets import Inc, Pairs
+from poptorch import DataLoaderMode, SharingStrategy
+
+ALL_MODES = pytest.mark.parametrize("mode", DataLoaderMode, ids=lambda mode: mode.name)
+
+
+@pytest.fixture(autouse=True)
+def _on_the_eager_engine(monkeypatch):
+    monkeypatch.setenv("POPTORCH_ENGINE", "eager")
+
+
+def loader_of(options, dataset, mode, **arguments):
+    if mode is not DataLoaderMode.Sync:
+        arguments["async_options"] = {"sharing_strategy": SharingStrategy.Fork}
+    return poptorch.DataLoader(options, dataset, mode=mode, **arguments)
+
+
+class Double(torch.nn.Module):
+    def forward(self, x, label=None):
+        return x * 2 if label is None else (x * 2, label)
+
+
+@ALL_MODES
+def test_a_doubling_model_sees_the_data_in_order(mode):  # 1, 4, 7
+    options = poptorch.Options().deviceIterations(10)
+    loader = loader_of(options, Inc(100), mode, batch_size=2)
+    model = poptorch.inferenceModel(Double(), options)
+    found = [model(batch)[:, 0, 0] for batch in loader]
+    assert torch.equal(torch.cat(found), 2.0 * torch.arange(100))
+
+
+def test_data_and_labels():  # 10
+    options = poptorch.Options().deviceIterations(10)
+    loader = loader_of(options, Pairs(60), DataLoaderMode.Async, batch_size=2)
+    model = poptorch.inferenceModel(Double(), options)
+    data_sum = label_sum = 0
+    for data, label in loader:
+        doubled, same = model(data, label)
+        assert same.dtype == torch.int32
+        data_sum, label_sum = data_sum + doubled[:, 0, 0].sum(), label_sum + same.sum()
+    assert (data_sum, label_sum) == (2 * sum(range(60)), sum(range(60)))
+
+
+def test_rows_must_divide():  # 15
+    model = poptorch.inferenceModel(Double(), poptorch.Options().deviceIterations(4))
+    with pytest.raises(AssertionError, match="6 rows do not split into 4 micro-batches"):
+        model(torch.zeros(6, 1))
+
+
+@ALL_MODES
+def test_training_is_the_same_in_every_mode(mode):
+    torch.manual_seed(0)
+    x = torch.randn(64, 5)
+    model = torch.nn.Linear(5, 1)
+
+    class WithLoss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x, target):
+            y = self.model(x)
+            return y, torch.nn.functional.mse_loss(y, target)
+
+    options = poptorch.Options().deviceIterations(4)
+    loader = loader_of(options, TensorDataset(x, x.sum(1, keepdim=True)), mode, batch_size=4)
+    training = poptorch.trainingModel(WithLoss(), options, torch.optim.SGD(model.parameters(), lr=0.1))
+    losses = [training(*batch)[1].item() for _ in range(10) for batch in loader]
+    assert losses[-1] < 1e-3
+    assert torch.allclose(model.weight, torch.ones(1, 5), atol=0.05)
+
+
+def test_batches_reach_the_program_without_a_copy(monkeypatch):
+    loader = loader_of(poptorch.Options(), Inc(6), DataLoaderMode.Async, batch_size=2)
+    model = poptorch.inferenceModel(Double())
+    model.compile(torch.zeros(2, 2, 3))
+    given, run = [], model._session.run
+    monkeypatch.setattr(model._session, "run", lambda tensors: given.append(tensors[0].data_ptr()) or run(tensors))
+    read = []
+    for batch in loader:
+        read.append(batch.data_ptr())
+        model(batch)
+    assert given == read
