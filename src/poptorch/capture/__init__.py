@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from poptorch.capture.context import current_marks, is_capturing
+from poptorch.capture.context import current_marks, is_capturing, on_device
 from poptorch.capture.trace import NARROWED, Call, trace_step
 from poptorch.capture.update import (
     LOSS_SCALING,
@@ -39,6 +39,7 @@ __all__ = [
     "capture_training",
     "current_marks",
     "is_capturing",
+    "on_device",
 ]
 
 
