@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._functorch._aot_autograd.functional_utils import from_fun
+from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import traceback as fx_traceback
@@ -110,11 +110,14 @@ class Watch(TorchDispatchMode):
         if func._schema.is_mutable and args and _is_outside(args[0]) and func not in _FRESH:
             outside = args[0]
             if id(outside) not in self._outside:
-                self._outside[id(outside)] = (outside, torch.clone(outside))
+                self._outside[id(outside)] = (outside, to_fun(torch.clone(outside)))
         if not self._outside:
             return args, kwargs
-        replace = lambda t: self._outside[id(t)][1] if id(t) in self._outside else t  # noqa: E731
-        return pytree.tree_map_only(torch.Tensor, replace, (args, kwargs))
+        return pytree.tree_map_only(torch.Tensor, self.current, (args, kwargs))
+
+    def current(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy that stands for a tensor from outside once `forward` has written to it; any other tensor itself."""
+        return self._outside[id(tensor)][1] if id(tensor) in self._outside else tensor
 
     def _draw(self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Draw random numbers; from a generator state that was seen before, hand out what was drawn then.

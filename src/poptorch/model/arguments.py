@@ -14,6 +14,20 @@ from poptorch.errors import ArgumentBindingError, ArgumentError, Error, explain
 from poptorch.ir import tensor_type
 from poptorch.ir.structure import Constant, Custom, Layout, Leaf, Node, flatten, flatten_like, leaf_names
 
+_DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
 _MANY, _ANY_KEY = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
@@ -216,6 +230,14 @@ def _warn_once(warned: set[str], text: str) -> None:
 def _check_supported(name: str, tensor: torch.Tensor) -> None:
     if tensor.numel() == 0:
         raise Error(f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)}) for argument {name}.")
+    if tensor.dtype not in _DTYPES:
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _DTYPES))
+        raise Error(
+            explain(
+                f"argument {name} is a tensor of {tensor.dtype}, which a device does not have.",
+                fix=f"convert it to one of {names}",
+            )
+        )
     if tensor.layout is not torch.strided:
         raise Error(
             explain(

@@ -244,7 +244,7 @@ class PoplarExecutor(Measurements):
         example = Call(call.args, call.kwargs, names, tuple(examples))
         if self._training:
             return capture_training(self._traced, example, self._plans, self._settings)
-        return capture_inference(self._traced, example)
+        return capture_inference(self._traced, example, self._settings)
 
     def _own(
         self, captured: Captured, executable: Executable, strides: dict[str, tuple[int, ...]]
