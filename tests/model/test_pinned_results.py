@@ -122,6 +122,42 @@ def test_tensor_that_is_no_buffer_starts_anew_in_every_call():
     assert module.i.item() == 0
 
 
+def _whole(table, x):
+    table += x
+
+
+def _row(table, x):
+    table[0] = x[1]
+
+
+def _kept_view(table, x):
+    row = table[1]
+    table += 1
+    row.mul_(x[0])
+
+
+def _transposed(table, x):
+    table.t()[0].add_(x[:, 0])
+
+
+@pytest.mark.parametrize("write", [_whole, _row, _kept_view, _transposed])
+def test_writes_to_a_tensor_from_outside_count_within_the_call(write):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.ones(2, 2)
+
+        def forward(self, x):
+            write(self.table, x)
+            return self.table, self.table * 2
+
+    module = Model()
+    model = wrap(module)
+    for x in (torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[5.0, 6.0], [7.0, 8.0]])):
+        assert_same(model(x), Model()(x))
+    assert torch.equal(module.table, torch.ones(2, 2))
+
+
 def test_buffer_counts_from_call_to_call():
     class Counter(nn.Module):
         def __init__(self):
