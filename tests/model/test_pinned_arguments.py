@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -153,6 +154,18 @@ def test_custom_type_in_and_out(d):
 
 
 @pytest.mark.usefixtures("_bags")
+def test_custom_type_with_another_number_of_tensors_is_refused():
+    class First(nn.Module):
+        def forward(self, bag):
+            return bag.x + 1
+
+    model = wrap(First())
+    model(Bag(one(1), one(2)))
+    with pytest.raises(poptorch.Error, match="Length mismatch for bag: expected 2 tensors but got 1"):
+        model(Bag(one(1)))
+
+
+@pytest.mark.usefixtures("_bags")
 def test_custom_type_in_and_dictionary_class_out():
     class ToRecord(nn.Module):
         def forward(self, bag):
@@ -227,6 +240,19 @@ def test_every_kind_of_parameter_with_other_constants_after_destroy(hidden):
         text = f"Number of positional arguments mismatch: expected 5 arguments but got {count}"
         with pytest.raises(poptorch.Error, match=text):
             model(*ARGS[:count], **NAMED, **constants)
+
+
+def test_array_as_a_constant():
+    class Shift(nn.Module):
+        def forward(self, x, shift):
+            return x + float(shift.sum())
+
+    model = wrap(Shift())
+    for _ in range(2):
+        assert model(one(1), np.array([2.0, 3.0])).item() == 6
+    for other in ([2.0, 4.0], [2.0, 3.0, 0.0]):
+        with pytest.raises(poptorch.Error, match="Value mismatch for shift"):
+            model(one(1), np.array(other))
 
 
 @pytest.mark.parametrize("module", [Pair(), nn.Linear(2, 2)])
