@@ -26,7 +26,15 @@ from poptorch.enums import (
 from poptorch.errors import ConfigFileError, Error, RecoverableError, UnrecoverableError, createPoptorchError
 from poptorch.ipu import ipuHardwareIsAvailable, ipuHardwareVersion
 from poptorch.ir.structure import ICustomArgParser, registerCustomArgParser
-from poptorch.model import PoplarExecutor, inferenceModel, module_repr, print, trainingModel
+from poptorch.model import (
+    PoplarExecutor,
+    inferenceModel,
+    module_repr,
+    print,
+    registerPostCompileHook,
+    registerPreCompileHook,
+    trainingModel,
+)
 from poptorch.options import (
     Options,
     ParallelPhasedExecution,
@@ -88,6 +96,8 @@ __all__ = [
     "print",
     "profiling",
     "registerCustomArgParser",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
     "setLogLevel",
     "trainingModel",
 ]

@@ -162,6 +162,10 @@ class WrappedError(Error, RuntimeError):
     """The model is already wrapped for training."""
 
 
+class HookError(Error, RuntimeError):
+    """Something that cannot be called was registered to be called."""
+
+
 class EngineError(Error):
     """The compiled program could not be built or failed while it ran."""
 

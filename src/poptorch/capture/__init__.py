@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from poptorch.capture.context import current_marks, is_capturing
+from poptorch.capture.context import current_marks, is_capturing, on_device
 from poptorch.capture.trace import NARROWED, Call, trace_step
 from poptorch.capture.update import (
     LOSS_SCALING,
@@ -39,6 +39,7 @@ __all__ = [
     "capture_training",
     "current_marks",
     "is_capturing",
+    "on_device",
 ]
 
 
@@ -51,16 +52,16 @@ class Captured:
     groups: tuple[TrainedGroup, ...] = ()
 
 
-def capture_inference(module: nn.Module, call: Call) -> Captured:
+def capture_inference(module: nn.Module, call: Call, settings: Settings) -> Captured:
     """The forward pass as one graph."""
-    traced = trace_step(module, call, training=False)
+    traced = trace_step(module, call, training=False, casting=settings.half_float_casting)
     return Captured(traced.graph, traced.result)
 
 
 def capture_training(module: nn.Module, call: Call, plans: Sequence[OptimizerPlan], settings: Settings) -> Captured:
     """Forward, backward and update as one graph."""
     scales = loss_scales(plans, automatic=settings.automatic_loss_scaling)
-    traced = trace_step(module, call, training=True, scales=scales)
+    traced = trace_step(module, call, training=True, casting=settings.half_float_casting, scales=scales)
     reached = {spec.name for spec in traced.graph.signature.outputs if spec.role is OutputRole.GRADIENT}
     groups = trained_groups(module, plans, reached)
     if not groups:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from poptorch.capture.losses import LossMarks
 
+_ON_DEVICE: ContextVar[bool] = ContextVar("poptorch_on_device", default=False)
 _MARKS: ContextVar[LossMarks | None] = ContextVar("poptorch_capture", default=None)
 
 
 def is_capturing() -> bool:
-    """Whether a model is being captured right now in this thread."""
-    return _MARKS.get() is not None
+    """Whether a model is being captured right now in this thread, or about to be."""
+    return _ON_DEVICE.get()
 
 
 def current_marks() -> LossMarks | None:
@@ -24,10 +25,21 @@ def current_marks() -> LossMarks | None:
 
 
 @contextmanager
+def on_device() -> Iterator[None]:
+    """Everything inside counts as running on the device, although no capture need be going on yet."""
+    token = _ON_DEVICE.set(True)
+    try:
+        yield
+    finally:
+        _ON_DEVICE.reset(token)
+
+
+@contextmanager
 def capturing(marks: LossMarks) -> Iterator[None]:
     """Everything inside belongs to one capture."""
     token = _MARKS.set(marks)
     try:
-        yield
+        with on_device():
+            yield
     finally:
         _MARKS.reset(token)

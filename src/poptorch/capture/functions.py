@@ -70,16 +70,45 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> torch.Tensor:
     """`F.batch_norm` that also understands `CumulativeMomentum`."""
-    statistics = (running_mean, running_var)
+    norm = _for_any_type(F.batch_norm)
     cumulative = training and isinstance(momentum, CumulativeMomentum)
     if not cumulative or running_mean is None or running_var is None:
-        return F.batch_norm(input, *statistics, weight, bias, training, float(momentum), eps)
+        return norm(input, running_mean, running_var, weight, bias, training, float(momentum), eps)
     mean, variance = running_mean.clone(), running_var.clone()
-    result = F.batch_norm(input, mean, variance, weight, bias, training, 1.0, eps)  # leaves this batch's own statistics
+    result = norm(input, mean, variance, weight, bias, training, 1.0, eps)  # leaves this batch's own statistics
     share = 1.0 / momentum.layer.num_batches_tracked.to(mean.dtype)  # pyright: ignore
     running_mean.lerp_(mean, share)
     running_var.lerp_(variance, share)
     return result
+
+
+def _for_any_type(norm: Function) -> Function:
+    """A norm layer with running statistics that accepts activation, weights and statistics of different types.
+
+    The result has the type of the activation; the statistics keep theirs.
+    """
+
+    def mixed(
+        input: torch.Tensor,
+        running_mean: torch.Tensor | None = None,
+        running_var: torch.Tensor | None = None,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        *rest: Any,
+        **named: Any,
+    ) -> torch.Tensor:
+        parameters = (running_mean, running_var, weight, bias)
+        types = {tensor.dtype for tensor in parameters if tensor is not None}
+        if types <= {input.dtype} or types == {torch.float32}:
+            return norm(input, *parameters, *rest, **named)
+        wide = [None if tensor is None else tensor.float() for tensor in parameters]
+        result = norm(input.float(), *wide, *rest, **named)
+        for statistic, new in zip(parameters[:2], wide[:2], strict=True):
+            if statistic is not None and new is not None and statistic is not new:
+                statistic.copy_(new)
+        return result.to(input.dtype)
+
+    return mixed
 
 
 def _get_data(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,6 +147,7 @@ _REPLACEMENTS: dict[Function, Function] = {
     F.ctc_loss: _ctc_loss,
     torch.ctc_loss: _ctc_loss,
     F.batch_norm: _batch_norm,
+    F.instance_norm: _for_any_type(F.instance_norm),
     torch.Tensor.data.__get__: _get_data,  # pyright: ignore
     torch.Tensor.data.__set__: _set_data,  # pyright: ignore
     torch.Tensor.numpy: _refuse(f".numpy() {_ONLY_WHILE_RUNNING}", _HOST_FIX),

@@ -17,8 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from poptorch._logging import logger
 from poptorch.capture.functions import replacement
+from poptorch.capture.mixed_types import unify
 from poptorch.capture.proxies import node_of
 from poptorch.capture.source import current_user_line
+from poptorch.enums import HalfFloatCastingBehavior
 from poptorch.errors import LossError, explain
 from poptorch.ir import SourceLine
 from poptorch.ir.ops import ancestors
@@ -56,16 +58,17 @@ class Mark:
 
 
 class LossMarks(TorchFunctionMode):
-    """Sees every torch function that `forward` calls: marks losses, and replaces what cannot be traced."""
+    """Sees every torch function that `forward` calls: marks losses, replaces what cannot be traced, unifies types."""
 
-    def __init__(self) -> None:
+    def __init__(self, casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default) -> None:
         super().__init__()
+        self._casting = casting
         self.marks: list[Mark] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = unify(func, args, kwargs or {}, self._casting)
         called = replacement(func, args) or func
         if func not in BUILT_IN:
             return called(*args, **kwargs)

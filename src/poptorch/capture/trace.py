@@ -29,6 +29,7 @@ from poptorch.capture.proxies import depends_on_inputs, node_of
 from poptorch.capture.source import current_user_line, raised_by_user, raising_user_line
 from poptorch.capture.stand_ins import named_state, places, read_back, stand_ins
 from poptorch.capture.watch import ValuesNeeded, Watch
+from poptorch.enums import HalfFloatCastingBehavior
 from poptorch.errors import CaptureError, CompileError, Error, explain
 from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph
 from poptorch.ir.ops import is_random, memory_owner
@@ -55,18 +56,25 @@ class Traced:
     result: Layout
 
 
-def trace_step(module: nn.Module, call: Call, *, training: bool, scales: tuple[InputSpec, ...] = ()) -> Traced:
+def trace_step(
+    module: nn.Module,
+    call: Call,
+    *,
+    training: bool,
+    casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default,
+    scales: tuple[InputSpec, ...] = (),
+) -> Traced:
     """Trace forward, and backward if `training`; the module is left exactly as it was.
 
     `scales` are inputs of the graph that the gradient of the loss is multiplied with where it starts.
     """
     try:
-        return _Trace(module, call, scales, training=training, has_values=False).run()
+        return _Trace(module, call, scales, casting, training=training, has_values=False).run()
     except Exception as error:
         if not isinstance(error, ValuesNeeded):
             logger.debug("tracing without values failed (%s: %s), tracing the first batch", type(error).__name__, error)
     try:
-        return _Trace(module, call, scales, training=training, has_values=True).run()
+        return _Trace(module, call, scales, casting, training=training, has_values=True).run()
     except ValuesNeeded as error:
         raise _not_captured(error.__cause__ or error) from error
     except Error:
@@ -81,12 +89,19 @@ class _Trace:
     """One attempt at a trace, with fake tensors or with real ones."""
 
     def __init__(
-        self, module: nn.Module, call: Call, scales: tuple[InputSpec, ...], *, training: bool, has_values: bool
+        self,
+        module: nn.Module,
+        call: Call,
+        scales: tuple[InputSpec, ...],
+        casting: HalfFloatCastingBehavior,
+        *,
+        training: bool,
+        has_values: bool,
     ) -> None:
         self.module, self.call, self.scales, self.training = module, call, scales, training
         self.parameters, self.buffers = named_state(module)
         self.watch = Watch(has_values=has_values)
-        self.marks = LossMarks()
+        self.marks = LossMarks(casting)
         self.has_values = has_values
         self.outputs: list[OutputSpec] = []
         self.result: Layout = Constant(None)
@@ -185,7 +200,7 @@ class _Trace:
         positions: dict[fx.Node, int] = {}
 
         def place(index: int) -> Layout:
-            tensor = tensors[index]
+            tensor = self.watch.current(tensors[index])
             if not isinstance(tensor, FunctionalTensor):
                 return Constant(_host_output(tensor))
             value = _narrow_result(tensor.detach())

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._functorch._aot_autograd.functional_utils import from_fun
+from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import traceback as fx_traceback
@@ -108,13 +108,24 @@ class Watch(TorchDispatchMode):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A tensor from outside the model is a constant: what `forward` writes to it changes a copy of it."""
         if func._schema.is_mutable and args and _is_outside(args[0]) and func not in _FRESH:
-            outside = args[0]
+            outside = args[0] if args[0]._base is None else args[0]._base
+            if outside is not args[0] and not self._has_values:
+                raise ValuesNeeded  # a fake view has lost the tensor that it is a view of
             if id(outside) not in self._outside:
-                self._outside[id(outside)] = (outside, torch.clone(outside))
+                self._outside[id(outside)] = (outside, to_fun(torch.clone(outside)))
         if not self._outside:
             return args, kwargs
-        replace = lambda t: self._outside[id(t)][1] if id(t) in self._outside else t  # noqa: E731
-        return pytree.tree_map_only(torch.Tensor, replace, (args, kwargs))
+        return pytree.tree_map_only(torch.Tensor, self.current, (args, kwargs))
+
+    def current(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The copy that stands for a tensor from outside once `forward` has written to it; any other tensor itself."""
+        if id(tensor) in self._outside:
+            return self._outside[id(tensor)][1]
+        if _is_outside(tensor) and id(tensor._base) in self._outside:
+            base, copy = self._outside[id(tensor._base)]
+            offset = tensor.storage_offset() - base.storage_offset()
+            return copy.as_strided(tensor.shape, tensor.stride(), offset)
+        return tensor
 
     def _draw(self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Draw random numbers; from a generator state that was seen before, hand out what was drawn then.

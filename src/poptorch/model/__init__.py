@@ -1,7 +1,16 @@
 """`trainingModel`, `inferenceModel`, `PoplarExecutor`: joins everything else."""
 
 from poptorch.model.executor import PoplarExecutor
+from poptorch.model.hooks import registerPostCompileHook, registerPreCompileHook
 from poptorch.model.printing import module_repr, print
 from poptorch.model.wrapping import inferenceModel, trainingModel
 
-__all__ = ["PoplarExecutor", "inferenceModel", "module_repr", "print", "trainingModel"]
+__all__ = [
+    "PoplarExecutor",
+    "inferenceModel",
+    "module_repr",
+    "print",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
+    "trainingModel",
+]

@@ -14,6 +14,20 @@ from poptorch.errors import ArgumentBindingError, ArgumentError, Error, explain
 from poptorch.ir import tensor_type
 from poptorch.ir.structure import Constant, Custom, Layout, Leaf, Node, flatten, flatten_like, leaf_names
 
+_DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    }
+)
 _MANY, _ANY_KEY = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
@@ -159,7 +173,10 @@ class CallSpec:
         elif isinstance(layout, Custom):
             if type(value) is not type(layout.example):
                 _type_mismatch(name, type(layout.example), value)
-            for index, (leaf, tensor) in enumerate(zip(layout.leaves, flatten_like(layout, value), strict=True)):
+            tensors = flatten_like(layout, value)
+            if len(tensors) != len(layout.leaves):
+                _mismatch(f"Length mismatch for {name}: expected {len(layout.leaves)} tensors but got {len(tensors)}")
+            for index, (leaf, tensor) in enumerate(zip(layout.leaves, tensors, strict=True)):
                 self._compare_one(f"{name}.{index}", leaf, tensor)
         elif type(value) is not layout.kind:
             _type_mismatch(name, layout.kind, value)
@@ -216,6 +233,14 @@ def _warn_once(warned: set[str], text: str) -> None:
 def _check_supported(name: str, tensor: torch.Tensor) -> None:
     if tensor.numel() == 0:
         raise Error(f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)}) for argument {name}.")
+    if tensor.dtype not in _DTYPES:
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _DTYPES))
+        raise Error(
+            explain(
+                f"argument {name} is a tensor of {tensor.dtype}, which a device does not have.",
+                fix=f"convert it to one of {names}",
+            )
+        )
     if tensor.layout is not torch.strided:
         raise Error(
             explain(
@@ -228,8 +253,15 @@ def _check_supported(name: str, tensor: torch.Tensor) -> None:
 def _compare_constant(name: str, expected: Any, value: Any) -> None:
     if type(value) is not type(expected):
         _type_mismatch(name, type(expected), value)
-    if value is not expected and value != expected:
+    if value is not expected and not _is_equal(value, expected):
         _mismatch(f"Value mismatch for {name}: expected {expected!r} but got {value!r}")
+
+
+def _is_equal(value: Any, expected: Any) -> bool:
+    if getattr(value, "shape", None) != getattr(expected, "shape", None):
+        return False
+    same = value == expected
+    return bool(same.all()) if hasattr(same, "all") else bool(same)  # NumPy arrays compare element by element
 
 
 def _type_mismatch(name: str, expected: type, value: Any) -> None:

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -27,8 +28,12 @@ from poptorch.model.arguments import ArgumentBinder, CallSpec, prepare
 from poptorch.model.attachment import Attachment
 from poptorch.model.buffers import check_broadcast, updatable_buffers
 from poptorch.model.clock import Clock, clocks_of
+from poptorch.model.graph_json import graph_json
 from poptorch.model.grouping import ReplicaGroups, one_group_each, plan_groupings
+from poptorch.model.hooks import compile_hooks
 from poptorch.model.measurements import Measurements
+from poptorch.model.parameter_proxy import ParameterProxy
+from poptorch.model.printing import module_repr
 from poptorch.model.state import OwnedState, Snapshot
 from poptorch.model.variants import Variant, Variants
 from poptorch.optim import Optimizer
@@ -198,7 +203,7 @@ class PoplarExecutor(Measurements):
             phase("Capturing the model")
             parameters = dict(self._traced.named_parameters())
             groupings = plan_groupings(parameters, self.per_replica_params, self._settings)
-            with one_group_each(parameters, groupings):
+            with one_group_each(parameters, groupings), compile_hooks():
                 captured = self._capture(call, args, kwargs)
             phase("Optimising the graph")
             executable = compile_graph(captured.graph, captured.result, self._settings, dumping(label))
@@ -239,7 +244,7 @@ class PoplarExecutor(Measurements):
         example = Call(call.args, call.kwargs, names, tuple(examples))
         if self._training:
             return capture_training(self._traced, example, self._plans, self._settings)
-        return capture_inference(self._traced, example)
+        return capture_inference(self._traced, example, self._settings)
 
     def _own(
         self, captured: Captured, executable: Executable, strides: dict[str, tuple[int, ...]]
@@ -256,6 +261,26 @@ class PoplarExecutor(Measurements):
     @property
     def _executable(self) -> Executable | None:
         return None if self._session is None else self._session.executable
+
+    def compilationTime(self) -> timedelta:
+        """How long it took to compile the model; needs `Options.showCompilationProgressBar`, which is on by default."""
+        if self._session is None:
+            raise Error(_NOT_COMPILED)
+        if not self._settings.show_progress:
+            raise Error(
+                explain(
+                    "the compilation time is only kept with the progress bar, and that is switched off.",
+                    options="showCompilationProgressBar(False)",
+                    fix="leave showCompilationProgressBar at True; without a terminal it prints nothing",
+                )
+            )
+        return timedelta(seconds=sum(variant.seconds for variant in self._variants))
+
+    def _debugGetPopartIR(self) -> str:
+        """The compiled graph as JSON text: a dictionary whose `maingraph` lists the ops by name and type."""
+        if self._executable is None:
+            raise Error(_NOT_COMPILED)
+        return graph_json(self._executable)
 
     def _compiled_state(self) -> OwnedState | Snapshot:
         if self._state is None:
@@ -451,12 +476,14 @@ class PoplarExecutor(Measurements):
         model = self.__dict__.get("_user_model")
         if model is None:
             raise AttributeError(name)
-        return getattr(model, name)
+        value = getattr(model, name)
+        return ParameterProxy(value) if name in model._parameters and value is not None else value
 
     def __repr__(self) -> str:
         kind = "training" if self._training else "inference"
         state = "compiled" if self.isCompiled() else "not compiled"
-        return f"PoplarExecutor({kind}, {state}, emulated IPU, {self._engine.name} engine)\n{self._user_model!r}"
+        own = f"PoplarExecutor({kind}, {state}, emulated IPU, {self._engine.name} engine)"
+        return f"{own}\n{module_repr(self._user_model)}"
 
 
 def is_training_wrapped(model: nn.Module) -> bool:

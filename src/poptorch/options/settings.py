@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from poptorch.enums import MeanReductionStrategy, OutputMode, ReductionType
+from poptorch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, OutputMode, ReductionType
 from poptorch.options.batching import BatchPlan
 from poptorch.options.options import Anchor, Options
 
@@ -21,6 +21,7 @@ class Settings:
     automatic_loss_scaling: bool
     clip_norm: tuple[float, float] | None  # the limit, and the kind of norm
     clip_value: float | None
+    half_float_casting: HalfFloatCastingBehavior
     random_seed: int | None
     show_progress: bool
     anchors: Mapping[str, Anchor]
@@ -49,6 +50,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
         automatic_loss_scaling=bool(options._Popart.options.get("automaticLossScalingSettings.enabled")),  # pyright: ignore[reportPrivateUsage]
         clip_norm=training_options.clip_grad_norm if training_options.exists("clip_grad_norm") else None,
         clip_value=training_options.clip_grad_value if training_options.exists("clip_grad_value") else None,
+        half_float_casting=options.Precision.half_float_casting,
         random_seed=options.random_seed if options.exists("random_seed") else None,
         show_progress=options.show_compilation_progress_bar,
         anchors=options.anchored_tensors,
