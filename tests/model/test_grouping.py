@@ -8,9 +8,6 @@ from torch import nn
 
 import poptorch
 from poptorch.enums import CommGroupType, OutputMode, VariableRetrievalMode
-from poptorch.model.grouping import ReplicaGroups
-
-ONE_PER_GROUP = VariableRetrievalMode.OnePerGroup
 
 
 class Sharded(nn.Module):
@@ -27,7 +24,7 @@ class Sharded(nn.Module):
 
 
 def group(model: poptorch.PoplarExecutor, kind: CommGroupType, shards: int) -> None:
-    model.per_replica_params["weight"] = ReplicaGroups.checked(kind, shards, ONE_PER_GROUP)
+    model.weight.replicaGrouping(kind, shards, VariableRetrievalMode.OnePerGroup)
 
 
 def options(replicas: int) -> poptorch.Options:
@@ -128,3 +125,14 @@ def test_groups_divide_the_replicas():
     group(model, CommGroupType.Orthogonal, 3)
     with pytest.raises(poptorch.Error, match="do not divide the 4"):
         model(torch.ones(4, 3, 3))
+
+
+def test_grouping_comes_before_compilation():
+    module = Sharded(torch.randn(2, 3, 5))
+    model = poptorch.inferenceModel(module, options(2))
+    model.weight.replicaGrouping(CommGroupType.NoGrouping, 0)
+    model(torch.randn(2, 6, 3))
+    with pytest.raises(poptorch.Error, match="comes too late"):
+        model.weight.replicaGrouping(CommGroupType.All, 0)
+    with pytest.raises(AssertionError):
+        poptorch.inferenceModel(module, options(2)).weight.replicaGrouping("All", 0)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -477,7 +478,19 @@ class PoplarExecutor(Measurements):
         if model is None:
             raise AttributeError(name)
         value = getattr(model, name)
-        return ParameterProxy(value) if name in model._parameters and value is not None else value
+        if name not in model._parameters or value is None:
+            return value
+        return ParameterProxy(value, partial(self._group_replicas, name))
+
+    def _group_replicas(self, name: str, groups: ReplicaGroups) -> None:
+        if self._session is not None:
+            raise Error(
+                explain(
+                    f"replicaGrouping of {name} comes too late: the model is compiled.",
+                    fix="call it before the first call, or after destroy()",
+                )
+            )
+        self.per_replica_params[name] = groups
 
     def __repr__(self) -> str:
         kind = "training" if self._training else "inference"

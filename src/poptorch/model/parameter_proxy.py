@@ -9,6 +9,9 @@ from typing import Any
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from poptorch.enums import CommGroupType, VariableRetrievalMode
+from poptorch.model.grouping import ReplicaGroups
+
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _OTHERS = ("neg", "pos", "abs", "invert", "getitem", "setitem")
@@ -22,11 +25,22 @@ class ParameterProxy:
     the parameter *in this executor*, which a plain parameter cannot have, are methods of this class.
     """
 
-    __slots__ = ("_parameter",)
+    __slots__ = ("_group", "_parameter")
     __hash__ = object.__hash__
 
-    def __init__(self, parameter: nn.Parameter) -> None:
+    def __init__(self, parameter: nn.Parameter, group: Callable[[ReplicaGroups], None]) -> None:
         object.__setattr__(self, "_parameter", parameter)
+        object.__setattr__(self, "_group", group)
+
+    def replicaGrouping(
+        self,
+        comm_group_type: CommGroupType,
+        shards: int,
+        variable_retrieval_mode: VariableRetrievalMode = VariableRetrievalMode.OnePerGroup,
+    ) -> None:
+        """Give each group of `shards` replicas a weight of its own: entry k of the parameter belongs to group k."""
+        groups = ReplicaGroups.checked(comm_group_type, shards, variable_retrieval_mode)
+        object.__getattribute__(self, "_group")(groups)
 
     @classmethod
     def __torch_function__(
@@ -46,7 +60,7 @@ class ParameterProxy:
         return repr(_parameter_of(self))
 
     def __reduce__(self) -> Any:
-        return ParameterProxy, (_parameter_of(self),)
+        return nn.Parameter, (_parameter_of(self).detach(), self.requires_grad)
 
 
 def _parameter_of(proxy: ParameterProxy) -> nn.Parameter:
