@@ -12,13 +12,20 @@ import torch
 pytest_plugins = ["golden_texts"]
 
 
-def pytest_configure() -> None:
-    os.environ["POPTORCH_IPU_LOCKS"] = tempfile.mkdtemp(prefix="poptorch-ipus-")  # IPUs of our own
+def pytest_configure(config: pytest.Config) -> None:
+    ipus_of_our_own = tempfile.TemporaryDirectory(prefix="poptorch-ipus-")
+    config.add_cleanup(ipus_of_our_own.cleanup)
+    os.environ["POPTORCH_IPU_LOCKS"] = ipus_of_our_own.name
     torch.set_num_threads(1)  # tiny tensors: more threads only get in each other's way
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="repeat the tests of failing data loaders 100 times, not 5")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first, so that no core waits for another at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
