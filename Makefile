@@ -23,7 +23,7 @@ test check: $(STAMP)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks

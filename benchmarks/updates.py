@@ -36,7 +36,7 @@ def update_cost(width: int, calls: int) -> dict[str, Any]:
     start = time.perf_counter()
     executor(torch.randn(2))
     compile_s = time.perf_counter() - start
-    update: Any = executor._session._update  # pyright: ignore
+    update: Any = executor._session._updates[0]  # pyright: ignore
     fused = torch.optim.AdamW(twin.parameters(), fused=True)
     for parameter in twin.parameters():
         parameter.grad = torch.randn_like(parameter)

@@ -1,6 +1,6 @@
 """Whatever happens in a worker, the main process gets an error in bounded time and nothing is left behind.
 
-`pytest --long` repeats every fault 100 times instead of 5.
+`pytest --long` repeats every fault 100 times instead of 5, or of 2 where every repetition starts a fresh Python.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def check(found, fault):
     ],
 )
 def test_faults(mode, start_method, workers, request):
-    repeats = 100 if request.config.getoption("--long") else 5
+    usual = 2 if start_method == "spawn" else 5
+    repeats = 100 if request.config.getoption("--long") else usual
     found = outcomes(mode, start_method, workers, repeats, *FAULTS)
     assert [outcome["fault"] for outcome in found] == [fault for fault in FAULTS for _ in range(repeats)]
     for outcome in found:

@@ -20,11 +20,7 @@ class Attachment:
         self._ipus = ipus
         self._device: Device | None = None
         self.is_attached = False
-
-    @property
-    def is_offline(self) -> bool:
-        """Whether the model is compiled for a device that this process never gets."""
-        return self._options.connection_type == ConnectionType.Never
+        self.is_offline = options.connection_type == ConnectionType.Never  # compiled, but never run by this process
 
     @property
     def uses_model(self) -> bool:

@@ -77,6 +77,7 @@ class PoplarExecutor(Measurements):
         self._described: list[str] = []
         self.per_replica_params: dict[str, ReplicaGroups] = {}
         self._warned: set[str] = set()
+        self._counts_cycles = bool(options._Popart.options["instrumentWithHardwareCycleCounter"])
         self._attachment = Attachment(options, self._settings.batching.replicas)
         self._forget()
         if optimizer is not None:

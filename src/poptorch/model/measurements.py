@@ -14,6 +14,7 @@ class Measurements:
 
     _session: Session | None
     _options: Options
+    _counts_cycles: bool
 
     def getPerfCounters(self) -> dict[str, list[list[float]]]:
         """When each input was wanted and there, and each output computed and handed over, in seconds.
@@ -59,10 +60,6 @@ class Measurements:
         if self._session is None or not self._session.times.finished:
             raise Error("There is no cycle count yet. Please run the model at least once.")
         return max(1, round(self._session.times.seconds * cycles_per_second()))
-
-    @property
-    def _counts_cycles(self) -> bool:
-        return bool(self._options._Popart.options["instrumentWithHardwareCycleCounter"])
 
     def _times(self) -> CallTimes:
         """The moments of the last call; none if the data is synthetic, because nothing is transferred then."""
