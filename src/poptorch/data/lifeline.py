@@ -14,6 +14,8 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.util import register_after_fork
 
+from poptorch.data.leftovers import remove_segments
+
 
 class Lifeline:
     """Made by the owner, passed to the worker, which calls `attach`."""
@@ -44,6 +46,7 @@ class Lifeline:
 
 def end_process() -> None:
     """Kill this process at once."""
+    remove_segments(os.getpid())
     os.kill(os.getpid(), signal.SIGKILL)
 
 

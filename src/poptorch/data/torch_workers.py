@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from poptorch.data.leftovers import remove_segments
 from poptorch.data.lifeline import Lifeline, end_process
 from poptorch.data.patience import POLL_SECONDS, Patience, Watch
 from poptorch.errors import WorkerError, explain
@@ -163,6 +164,8 @@ class SupervisedIterator(_MultiProcessingDataLoaderIter):
             worker.kill()
         for worker in self._workers:
             worker.join(timeout=_utils.MP_STATUS_CHECK_INTERVAL)
+            if worker.pid is not None:
+                remove_segments(worker.pid)
         for queue in [*self._index_queues, self._worker_result_queue]:
             queue.cancel_join_thread()
             queue.close()
