@@ -69,3 +69,21 @@ def test_output_modes_choose_among_ten_iterations(mode, period, expected):
 def test_options_of_another_kind_are_refused():
     with pytest.raises(poptorch.Error, match="dict"):
         poptorch.inferenceModel(Scale(), {"deviceIterations": 2})
+
+
+def test_training_in_several_processes_is_refused_because_they_would_not_share_gradients():
+    options = eager()
+    options.Distributed.configureProcessId(1, 2)
+    model = Regression()
+    weights = model.fc.weight.clone()
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(poptorch.Error, match="several processes is not supported yet") as caught:
+        training(torch.ones(2, 3), torch.ones(2, 2))
+    assert "Distributed.configureProcessId(1, 2)" in str(caught.value)
+    torch.testing.assert_close(model.fc.weight, weights)
+
+
+def test_inference_works_in_several_processes():
+    options = eager()
+    options.Distributed.configureProcessId(1, 2)
+    assert poptorch.inferenceModel(Scale(3.0), options)(torch.ones(1, 1)).item() == 3

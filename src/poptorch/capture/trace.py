@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
 from poptorch._logging import logger, warn_once
+from poptorch.capture.call import Call
 from poptorch.capture.context import capturing
 from poptorch.capture.losses import LossMarks, choose_loss
 from poptorch.capture.proxies import depends_on_inputs, node_of
@@ -36,16 +37,6 @@ from poptorch.ir.ops import is_random, memory_owner
 from poptorch.ir.structure import Constant, Layout, Leaf, flatten, map_leaves, rebuild
 
 NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32}
-
-
-@dataclass(frozen=True)
-class Call:
-    """How `forward` is called: nested arguments, and an example of one micro-batch for each of their tensors."""
-
-    args: Layout
-    kwargs: Layout
-    names: tuple[str, ...]
-    tensors: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from tqdm import tqdm
 
 from poptorch._logging import limit_repeats, logger
-from poptorch.capture import Call, Captured, capture_inference, capture_training
+from poptorch.capture import Call, Captured
 from poptorch.compiler import compile_graph, dumping
-from poptorch.enums import MeanReductionStrategy, ReductionType
-from poptorch.errors import AnchorError, ArgumentError, Error, OptimizerValueError, WrappedError, explain, nearest
+from poptorch.errors import AnchorError, ArgumentError, Error, WrappedError, explain, nearest
 from poptorch.executable import Executable
 from poptorch.faults import FAULTS
 from poptorch.ir.structure import rebuild
@@ -33,22 +32,18 @@ from poptorch.model.graph_json import graph_json
 from poptorch.model.grouping import ReplicaGroups, one_group_each, plan_groupings
 from poptorch.model.hooks import compile_hooks
 from poptorch.model.measurements import Measurements
+from poptorch.model.optimizers import Optimizers, OptimizerSet, settings_for
 from poptorch.model.parameter_proxy import ParameterProxy
 from poptorch.model.printing import module_repr
 from poptorch.model.state import OwnedState, Snapshot
 from poptorch.model.variants import Variant, Variants
-from poptorch.optim import Optimizer
-from poptorch.optim.attributes import AttributeWatch
-from poptorch.optim.description import describe
-from poptorch.optim.plan import OptimizerPlan, plan_optimizers
-from poptorch.optim.view import ProgramView
+from poptorch.optim.plan import plan_optimizers
 from poptorch.options import Options, resolve, validate
 from poptorch.runtime import EagerEngine, Session, choose_engine, return_freed_memory
 
 _NOT_COMPILED = (
     "Model has not been compiled or has been destroyed. Call it, or call compile() with an example batch, first."
 )
-Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer] | tuple[torch.optim.Optimizer, ...]
 _wrapped = WeakIdKeyDictionary()  # module → weak reference to the executor that trains it
 
 
@@ -71,10 +66,7 @@ class PoplarExecutor(Measurements):
         self._binder = ArgumentBinder(
             type(model).forward.__get__(model) if "forward" not in vars(model) else model.forward
         )
-        self._optimizers: tuple[torch.optim.Optimizer, ...] = ()
-        self._plans: tuple[OptimizerPlan, ...] = ()
-        self._watches: dict[int, AttributeWatch] = {}
-        self._described: list[str] = []
+        self._optimizers = OptimizerSet()
         self.per_replica_params: dict[str, ReplicaGroups] = {}
         self._warned: set[str] = set()
         self._counts_cycles = bool(options._Popart.options["instrumentWithHardwareCycleCounter"])
@@ -110,15 +102,14 @@ class PoplarExecutor(Measurements):
             self.attachToDevice()
         assert self._call is not None and self._session is not None
         tensors = prepare(self._tensors(args, kwargs), self._warned)
-        if any(isinstance(o, Optimizer) and o.ipu_state_is_dirty for o in self._optimizers):
-            self.setOptimizer(self._optimizers)  # it has loaded a state dictionary since
+        if self._optimizers.is_dirty:
+            self.setOptimizer(self._optimizers.optimizers)
         self._synchronise(self._session)
         outputs = self._session.run(tensors)
         for output in outputs:
             output.backward = _refuse_backward  # pyright: ignore
         if self._training:
-            for optimizer in self._optimizers:
-                optimizer._opt_called = True  # pyright: ignore  # LR schedulers warn if nobody took a step
+            self._optimizers.mark_step()
             for clock in self._clocks:
                 clock.time += 1
         elif self._session.executable.step.written_state:
@@ -186,6 +177,7 @@ class PoplarExecutor(Measurements):
         validate(self._options.toDict())
         limit_repeats(self._options.max_repeat_logs)
         updatable_buffers(self._options, self._traced)
+        self._check_processes()
         if self._counts_cycles and self._attachment.uses_model:
             raise Error("Cycle count logging is only supported on actual IPU hardware, not on the IPU model.")
         call = CallSpec.of(self._binder, args, kwargs)
@@ -196,6 +188,18 @@ class PoplarExecutor(Measurements):
         except BaseException:
             self._forget()
             raise
+
+    def _check_processes(self) -> None:
+        processes = self._options.Distributed
+        if self._training and processes.numProcesses > 1:
+            raise Error(
+                explain(
+                    "training in several processes is not supported yet: each would train a model of its own.",
+                    options=f"Distributed.configureProcessId({processes.processId}, {processes.numProcesses})",
+                    fix="train in one process, with Options.replicationFactor for more replicas; inference models and "
+                    "DataLoader work in several processes",
+                )
+            )
 
     def _build(self, call: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> None:
         """Capture, compile and load."""
@@ -226,7 +230,8 @@ class PoplarExecutor(Measurements):
             state.seen = [clock.time for clock in self._clocks]
         self._call, self._session, self._state = call, session, state
         self._variants.add(Variant(call, session, state, reason, time.perf_counter() - start))
-        self._connect_optimizers()
+        if isinstance(state, OwnedState):
+            self._optimizers.connect(state, self._settings)
         logger.info(
             "compiled a %s model for %s emulated IPU(s) on the %s engine",
             label,
@@ -235,6 +240,8 @@ class PoplarExecutor(Measurements):
         )
 
     def _capture(self, call: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+        from poptorch.capture.record import capture_inference, capture_training  # takes a second, so only when needed
+
         plan = self._settings.batching
         tensors = prepare(call.tensors(args, kwargs), self._warned)
         examples: list[torch.Tensor] = []
@@ -245,7 +252,7 @@ class PoplarExecutor(Measurements):
         names = tuple(f"input:{name}" if name in registered else name for name in call.tensor_names)
         example = Call(call.args, call.kwargs, names, tuple(examples))
         if self._training:
-            return capture_training(self._traced, example, self._plans, self._settings)
+            return capture_training(self._traced, example, self._optimizers.plans, self._settings)
         return capture_inference(self._traced, example, self._settings)
 
     def _own(
@@ -253,7 +260,8 @@ class PoplarExecutor(Measurements):
     ) -> OwnedState | Snapshot:
         if self._training:
             groups, specs, groupings = captured.groups, executable.state, executable.groupings
-            return OwnedState(self._traced, self._optimizers, self._plans, groups, specs, strides, groupings)
+            optimizers, plans = self._optimizers.optimizers, self._optimizers.plans
+            return OwnedState(self._traced, optimizers, plans, groups, specs, strides, groupings)
         return Snapshot(self._traced, executable.state, strides, executable.groupings)
 
     def isCompiled(self) -> bool:
@@ -407,60 +415,17 @@ class PoplarExecutor(Measurements):
             raise AttributeError("an inference model has no optimiser: setOptimizer belongs to poptorch.trainingModel.")
         optimizers = tuple(optimizer) if isinstance(optimizer, (list, tuple)) else (optimizer,)
         automatic = self._settings.automatic_loss_scaling
-        plans = plan_optimizers(optimizers, self._plans, automatic_loss_scaling=automatic)
-        self._choose_strategy(plans)
+        plans = plan_optimizers(optimizers, self._optimizers.plans, automatic_loss_scaling=automatic)
+        self._settings = settings_for(plans, self._settings, self._options, is_compiled=self._session is not None)
         for variant in self._variants:
             if isinstance(variant.state, OwnedState):
                 variant.state.set_hypers(plans)
                 variant.state.adopt(optimizers)
-        self._optimizers, self._plans = optimizers, plans
-        self._report_optimizers()
-        self._connect_optimizers()
-
-    def _choose_strategy(self, plans: tuple[OptimizerPlan, ...]) -> None:
-        """Sums of float16 gradients overflow, so an optimiser that accumulates in float16 gets a running mean."""
-        name, running = "meanAccumulationAndReplicationReductionStrategy", MeanReductionStrategy.Running
-        if self._settings.strategy is running or not any(plan.accum_type is torch.float16 for plan in plans):
-            return
-        if self._session is not None:
-            raise OptimizerValueError(
-                explain(
-                    f"the model is already compiled with {name} {self._settings.strategy.name}, "
-                    "but accum_type=torch.float16 needs Running.",
-                    fix="call destroy() first, which lets the model compile again",
-                )
-            )
-        self._options._unfreeze()
-        self._options.Training.setMeanAccumulationAndReplicationReductionStrategy(running)
-        self._options._freeze()
-        self._settings = resolve(self._options, training=True)
-
-    def _report_optimizers(self) -> None:
-        """Warn about attributes that nothing reads, and log the numbers that changed."""
-        names = {id(parameter): name for name, parameter in self._traced.named_parameters()}
+        self._optimizers.optimizers, self._optimizers.plans = optimizers, plans
         quietly = bool(getattr(self._options, "relax_optimizer_attributes_checks", False))
-        lines: list[str] = []
-        for index, (optimizer, plan) in enumerate(zip(self._optimizers, self._plans, strict=True)):
-            self._watches.setdefault(index, AttributeWatch()).look(optimizer, quietly=quietly)
-            tensors = [[names.get(id(p), "?") for p in group.params] for group in plan.groups]
-            lines += describe(plan, tensors)
-        for line in lines:
-            if line not in self._described:
-                logger.debug("%s", line)
-        self._described = lines
-
-    def _connect_optimizers(self) -> None:
-        """Let PopTorch's optimisers show what the program knows about them in their `state_dict()`."""
-        state = self._state
-        if not isinstance(state, OwnedState):
-            return
-        is_mean = self._settings.reduction is ReductionType.Mean
-        divisor = self._settings.batching.micro_batches_per_update if is_mean else 1
-        for index, (optimizer, plan) in enumerate(zip(self._optimizers, self._plans, strict=True)):
-            if isinstance(optimizer, Optimizer):
-                parameters = state.trained_parameters(index, plan)
-                optimizer._connect(ProgramView(plan, parameters, divisor, state.scale_factor))
-                optimizer.ipu_state_is_dirty = False
+        self._optimizers.report(self._traced, quietly=quietly)
+        if isinstance(self._state, OwnedState):
+            self._optimizers.connect(self._state, self._settings)
 
     # ---- looking like the model
 

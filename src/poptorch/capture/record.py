@@ -1,0 +1,36 @@
+"""Capture from end to end: trace the module, find what is trained, join the update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from poptorch.capture.call import Call, Captured
+from poptorch.capture.trace import trace_step
+from poptorch.capture.trained import Update, loss_scales, trained_groups
+from poptorch.capture.update import join_update
+from poptorch.errors import OptimizerError
+from poptorch.ir import OutputRole
+from poptorch.optim.gradients import Clipping
+from poptorch.optim.plan import OptimizerPlan
+from poptorch.options import Settings
+
+
+def capture_inference(module: nn.Module, call: Call, settings: Settings) -> Captured:
+    """The forward pass as one graph."""
+    traced = trace_step(module, call, training=False, casting=settings.half_float_casting)
+    return Captured(traced.graph, traced.result)
+
+
+def capture_training(module: nn.Module, call: Call, plans: Sequence[OptimizerPlan], settings: Settings) -> Captured:
+    """Forward, backward and update as one graph."""
+    scales = loss_scales(plans, automatic=settings.automatic_loss_scaling)
+    traced = trace_step(module, call, training=True, casting=settings.half_float_casting, scales=scales)
+    reached = {spec.name for spec in traced.graph.signature.outputs if spec.role is OutputRole.GRADIENT}
+    groups = trained_groups(module, plans, reached)
+    if not groups:
+        raise OptimizerError("no parameter of the optimiser is reached by the loss: there is nothing to train.")
+    max_norm, norm_type = settings.clip_norm or (None, 2.0)
+    update = Update(tuple(plans), groups, Clipping(max_norm, norm_type, settings.clip_value), scales)
+    return Captured(join_update(traced.graph, update), traced.result, groups)

@@ -1,0 +1,91 @@
+"""The optimisers of a training model: their plans, what is said about them, and what the program shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from poptorch._logging import logger
+from poptorch.enums import MeanReductionStrategy, ReductionType
+from poptorch.errors import OptimizerValueError, explain
+from poptorch.model.state import OwnedState
+from poptorch.optim import Optimizer
+from poptorch.optim.attributes import AttributeWatch
+from poptorch.optim.description import describe
+from poptorch.optim.plan import OptimizerPlan
+from poptorch.optim.view import ProgramView
+from poptorch.options import Options, Settings, resolve
+
+Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer] | tuple[torch.optim.Optimizer, ...]
+
+
+class OptimizerSet:
+    """The optimisers that a model has now, in the user's order, each with its plan."""
+
+    def __init__(self) -> None:
+        self.optimizers: tuple[torch.optim.Optimizer, ...] = ()
+        self.plans: tuple[OptimizerPlan, ...] = ()
+        self._watches: dict[int, AttributeWatch] = {}
+        self._described: list[str] = []
+
+    def __iter__(self) -> Iterator[tuple[torch.optim.Optimizer, OptimizerPlan]]:
+        return zip(self.optimizers, self.plans, strict=True)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether one of them has loaded a state dictionary that the program has not seen."""
+        return any(isinstance(optimizer, Optimizer) and optimizer.ipu_state_is_dirty for optimizer in self.optimizers)
+
+    def mark_step(self) -> None:
+        """LR schedulers warn if nobody took a step."""
+        for optimizer in self.optimizers:
+            optimizer._opt_called = True  # pyright: ignore
+
+    def report(self, module: nn.Module, *, quietly: bool) -> None:
+        """Warn about attributes that nothing reads, and log the numbers that changed."""
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        lines: list[str] = []
+        for index, (optimizer, plan) in enumerate(self):
+            self._watches.setdefault(index, AttributeWatch()).look(optimizer, quietly=quietly)
+            tensors = [[names.get(id(p), "?") for p in group.params] for group in plan.groups]
+            lines += describe(plan, tensors)
+        for line in lines:
+            if line not in self._described:
+                logger.debug("%s", line)
+        self._described = lines
+
+    def connect(self, state: OwnedState, settings: Settings) -> None:
+        """Let PopTorch's optimisers show what the program knows about them in their `state_dict()`."""
+        is_mean = settings.reduction is ReductionType.Mean
+        divisor = settings.batching.micro_batches_per_update if is_mean else 1
+        for index, (optimizer, plan) in enumerate(self):
+            if isinstance(optimizer, Optimizer):
+                parameters = state.trained_parameters(index, plan)
+                optimizer._connect(ProgramView(plan, parameters, divisor, state.scale_factor))
+                optimizer.ipu_state_is_dirty = False
+
+
+def settings_for(
+    plans: tuple[OptimizerPlan, ...], settings: Settings, options: Options, *, is_compiled: bool
+) -> Settings:
+    """The settings that these optimisers need.
+
+    Sums of float16 gradients overflow, so an optimiser that accumulates in float16 gets a running mean.
+    """
+    name, running = "meanAccumulationAndReplicationReductionStrategy", MeanReductionStrategy.Running
+    if settings.strategy is running or not any(plan.accum_type is torch.float16 for plan in plans):
+        return settings
+    if is_compiled:
+        raise OptimizerValueError(
+            explain(
+                f"the model is already compiled with {name} {settings.strategy.name}, "
+                "but accum_type=torch.float16 needs Running.",
+                fix="call destroy() first, which lets the model compile again",
+            )
+        )
+    options._unfreeze()
+    options.Training.setMeanAccumulationAndReplicationReductionStrategy(running)
+    options._freeze()
+    return resolve(options, training=True)
