@@ -39,6 +39,8 @@ _CONFIG: dict[str, Any] = {
     "nan_asserts": False,
     "alignment_asserts": False,
     "scalar_asserts": False,
+    "aot_inductor.enable_line_tables": False,  # nobody debugs this code, and without them it compiles faster
+    "aot_inductor.enable_frame_pointer": False,
     "cpp.min_chunk_size": 4096,  # waking a second thread for less costs more than it gains
 }
 
