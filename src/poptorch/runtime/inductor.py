@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._C import _aoti  # pyright: ignore[reportAttributeAccessIssue]
+from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext, tracing
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx_inner
@@ -25,14 +27,16 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from poptorch._logging import logger
 from poptorch.errors import EngineError, explain
 from poptorch.executable import Program, in_place
 from poptorch.runtime.decompositions import decompositions, runs_in_pytorch
 from poptorch.runtime.engine import Call
 from poptorch.runtime.layout import channels_last_strides
 from poptorch.runtime.memory import keep_freed_memory
+from poptorch.runtime.roll import Rolled, roll
 
 _CONFIG: dict[str, Any] = {
     "size_asserts": False,
@@ -49,41 +53,28 @@ _CONFIG: dict[str, Any] = {
 class InductorEngine:
     name: str = "inductor"
 
-    def compile(self, program: Program, fixed: Collection[str] = ()) -> InductorKernel:
+    def compile(self, program: Program, fixed: Collection[str] = ()) -> InductorKernel | RolledKernel:
         keep_freed_memory()
         strides = channels_last_strides(program, fixed)
-        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-        with fake:
-            inputs = [
-                torch.empty_strided(spec.shape, strides.get(spec.name, spec.stride), dtype=spec.dtype)
-                for spec in program.signature.inputs
-            ]
-        try:
-            with _compiling(fake, program, force_channels_last=bool(strides)):
-                decomposed = joint_graph_passes(_decompose(program.functional_ops(), inputs, fake))
-                ops = in_place(decomposed, program.written_positions)
-                compiled = compile_fx_inner(ops, inputs, static_input_idxs=range(len(program.state)), cpp_wrapper=True)
-        except Exception as error:
-            raise EngineError.from_backend(
-                explain(
-                    f"the inductor engine could not compile the {program.name} program: {_first_line(error)}",
-                    fix="run on the eager engine: Options.engine('eager') or POPTORCH_ENGINE=eager",
-                )
-            ) from error
-        function = getattr(compiled, "current_callable", compiled)  # a graph without ops is handed back as it is
-        return InductorKernel(_native_entry(function), strides)
+        rolled = roll(program, strides)
+        if rolled is None:
+            return InductorKernel(_compile(program, strides), strides)
+        patterns = [_compile(pattern.program, {}, length=pattern.length) for pattern in rolled.patterns]
+        logger.debug("%s: %d pieces of %d patterns", program.name, len(rolled.pieces), len(patterns))
+        shared = None if rolled.shared is None else _compile(rolled.shared, strides)
+        return RolledKernel(rolled, shared, patterns, strides)
 
 
 @dataclass(frozen=True)
 class InductorKernel:
     """Native code that takes one list of tensors: the state, then the user's."""
 
-    entry: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+    code: NativeCode
     strides: Mapping[str, tuple[int, ...]]
 
     def bind(self, state: list[torch.Tensor]) -> Call:
         plain = [tensor.detach() for tensor in state]
-        entry = self.entry
+        entry = self.code.entry
 
         def call(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
             return entry(plain + tensors)
@@ -91,14 +82,90 @@ class InductorKernel:
         return call
 
 
-def _native_entry(compiled: Any) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-    """The compiled function without Inductor's Python wrapper around it, which looks at every argument in Python."""
-    native = inspect.getclosurevars(compiled).nonlocals.get("f") if inspect.isfunction(compiled) else None
-    if not inspect.isbuiltin(native) or "constants_tensor" in compiled.__code__.co_varnames:
-        return compiled  # not the wrapper we know, or one that adds tensors of its own
-    to_handles = _aoti.unsafe_alloc_void_ptrs_from_tensors
-    to_tensors = _aoti.alloc_tensors_by_stealing_from_void_ptrs
-    return lambda tensors: to_tensors(native(to_handles(tensors)))
+@dataclass(frozen=True)
+class RolledKernel:
+    """The update of many parameters: code for what they share, and code for each pattern, called once per piece."""
+
+    rolled: Rolled
+    shared: NativeCode | None
+    patterns: list[NativeCode]
+    strides: Mapping[str, tuple[int, ...]]
+
+    def bind(self, state: list[torch.Tensor]) -> Call:
+        codes = [] if self.shared is None else [self.shared]
+        codes += [self.patterns[piece.pattern] for piece in self.rolled.pieces]
+        arguments = self.rolled.arguments([tensor.detach() for tensor in state])
+        natives, entries = [code.native for code in codes], [code.entry for code in codes]
+
+        def call(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+            # No line of Python runs between the pieces, so an interrupt finds all of them done or none.
+            deque(map(_CALL, natives, map(_to_handles, arguments)), maxlen=0)
+            return []
+
+        def call_through_wrappers(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+            for entry, own in zip(entries, arguments, strict=True):
+                entry(own)
+            return []
+
+        return call_through_wrappers if None in natives else call
+
+
+_CALL = type(len).__call__
+_to_handles = _aoti.unsafe_alloc_void_ptrs_from_tensors
+_to_tensors = _aoti.alloc_tensors_by_stealing_from_void_ptrs
+
+
+@dataclass(frozen=True)
+class NativeCode:
+    """A compiled function, and what Inductor's Python wrapper around it calls in the end, if that is known."""
+
+    function: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+    native: Callable[[Any], Any] | None
+
+    @classmethod
+    def of(cls, function: Any) -> NativeCode:
+        native = inspect.getclosurevars(function).nonlocals.get("f") if inspect.isfunction(function) else None
+        if not inspect.isbuiltin(native) or "constants_tensor" in function.__code__.co_varnames:
+            native = None  # not the wrapper we know, or one that adds tensors of its own
+        return cls(function, native)
+
+    @property
+    def entry(self) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+        """The function without the wrapper, which looks at every argument in Python."""
+        native = self.native
+        return self.function if native is None else lambda tensors: _to_tensors(native(_to_handles(tensors)))
+
+
+def _compile(program: Program, strides: Mapping[str, tuple[int, ...]], *, length: int | None = None) -> NativeCode:
+    """Generate and build code; if `length` is given, for vectors of any length, and for that one in particular."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    with fake:
+        inputs = [
+            torch.empty_strided(spec.shape, strides.get(spec.name, spec.stride), dtype=spec.dtype)
+            for spec in program.signature.inputs
+        ]
+    if length is not None:
+        inputs = [_of_any_length(tensor, fake) if tensor.dim() else tensor for tensor in inputs]
+    try:
+        with _compiling(fake, program, force_channels_last=bool(strides)):
+            decomposed = joint_graph_passes(_decompose(program.functional_ops(), inputs, fake))
+            ops = in_place(decomposed, program.written_positions)
+            compiled = compile_fx_inner(ops, inputs, static_input_idxs=range(len(program.state)), cpp_wrapper=True)
+    except Exception as error:
+        raise EngineError.from_backend(
+            explain(
+                f"the inductor engine could not compile the {program.name} program: {_first_line(error)}",
+                fix="run on the eager engine: Options.engine('eager') or POPTORCH_ENGINE=eager",
+            )
+        ) from error
+    return NativeCode.of(getattr(compiled, "current_callable", compiled))  # a graph without ops is handed back as it is
+
+
+def _of_any_length(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:
+    """A stand-in whose length is a symbol, the same one for all vectors of a program."""
+    real = torch.empty(tensor.shape, dtype=tensor.dtype)
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK])
+    return fake.from_tensor(real, symbolic_context=context, source=ConstantSource("vector"))
 
 
 def _decompose(ops: fx.GraphModule, inputs: list[torch.Tensor], fake: FakeTensorMode) -> fx.GraphModule:

@@ -1,0 +1,134 @@
+"""The update of many parameters in pieces does what it does as a whole, with few patterns to compile."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from models import Regression
+from poptorch.runtime import EagerEngine
+from poptorch.runtime.roll import Rolled, roll
+
+SHAPES = [(3,), (2, 3), (), (1,), (2, 2, 2), (4, 1)] * 3 + [(90, 100)]
+
+
+class Many(nn.Module):
+    """Many parameters, each with a gradient of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.tensors = nn.ParameterList([torch.randn(shape, generator=generator) for shape in SHAPES])
+
+    def forward(self, x):
+        terms = [(t * (x.mean() + i + 1) + t.sin() / 10).sum() for i, t in enumerate(self.tensors)]
+        return poptorch.identity_loss(torch.stack(terms).sum(), reduction="sum")
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def adamw_in_two_groups(parameters):
+    first, *others = parameters
+    return torch.optim.AdamW([{"params": [first]}, {"params": others, "lr": 0.01, "weight_decay": 0.0}])
+
+
+def lamb(parameters):
+    return poptorch.optim.LAMB(parameters, lr=0.01)
+
+
+def nadam(parameters):
+    return torch.optim.NAdam(parameters, lr=0.01)
+
+
+def adafactor(parameters):
+    return torch.optim.Adafactor(parameters, lr=0.01)
+
+
+def options_for(engine: str) -> poptorch.Options:
+    options = poptorch.Options().engine(engine)
+    options.Training.gradientAccumulation(2)
+    return options
+
+
+def trained(make, *, max_norm: float | None = None) -> poptorch.PoplarExecutor:
+    """A model after one call, so that momentum and step counts are not those of the beginning."""
+    model, options = Many(), options_for("eager")
+    if max_norm is not None:
+        options.Training.clipGradNorm(max_norm)
+    training = poptorch.trainingModel(model, options, make(list(model.parameters())))
+    training(torch.ones(2))
+    return training
+
+
+def run_in_pieces(rolled: Rolled, state: list[torch.Tensor]) -> None:
+    programs = [] if rolled.shared is None else [rolled.shared]
+    programs += [rolled.patterns[piece.pattern].program for piece in rolled.pieces]
+    for program, arguments in zip(programs, rolled.arguments(state), strict=True):
+        EagerEngine().compile(program).bind(arguments)([])
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+@pytest.mark.parametrize("make", [sgd, adamw_in_two_groups, lamb, nadam, adafactor])
+def test_pieces_do_what_the_whole_does(make, max_norm):
+    training = trained(make, max_norm=max_norm)
+    program = training._executable.update
+    tensors = {**program.constants, **training._state.tensors()}
+    generator = torch.Generator().manual_seed(1)
+    state = [
+        tensors[spec.name].detach().clone()
+        if spec.name in tensors
+        else torch.randn(spec.shape, generator=generator)  # the sum of the gradients
+        for spec in program.state
+    ]
+    whole, before = copy.deepcopy(state), copy.deepcopy(state)
+    EagerEngine().compile(program).bind(whole)([])
+    rolled = roll(program, {})
+    assert rolled is not None
+    assert len(rolled.pieces) == len(SHAPES)
+    run_in_pieces(rolled, state)
+    for spec, ours, expected, old in zip(program.state, state, whole, before, strict=True):
+        torch.testing.assert_close(ours, expected, msg=spec.name)
+        assert not spec.name.endswith("accumulator") or (expected != old).any()
+
+
+def test_parameters_of_every_shape_share_few_patterns():
+    rolled = roll(trained(torch.optim.AdamW)._executable.update, {})
+    assert [pattern.is_flat for pattern in rolled.patterns] == [True, False, True]  # vectors, numbers, long vectors
+    assert {piece.pattern for piece in rolled.pieces} == {0, 1, 2}
+
+
+def test_parameters_with_other_hyperparameters_have_other_arguments_but_the_same_code():
+    rolled = roll(trained(adamw_in_two_groups)._executable.update, {})
+    one, other = rolled.pieces[0], rolled.pieces[6]
+    assert one.pattern == other.pattern
+    assert one.sources[-3:] != other.sources[-3:]
+
+
+def test_a_step_and_a_small_update_are_left_whole():
+    training = trained(sgd)
+    assert roll(training._executable.step, {}) is None
+    small = Regression()
+    model = poptorch.trainingModel(small, options_for("eager"), sgd(small.parameters()))
+    model(torch.ones(2, 3), torch.ones(2, 2))
+    assert roll(model._executable.update, {}) is None
+
+
+@pytest.mark.inductor
+def test_many_parameters_train_like_in_plain_pytorch(engine):
+    model, reference = Many(), Many()
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=0.01)
+    training = poptorch.trainingModel(model, options_for(engine), torch.optim.AdamW(model.parameters(), lr=0.01))
+    for step in range(3):
+        batch = torch.arange(4.0) + step
+        training(batch)
+        optimizer.zero_grad()
+        for rows in batch.split(2):
+            (reference(rows) / 2).backward()
+        optimizer.step()
+    torch.testing.assert_close(list(model.parameters()), list(reference.parameters()), rtol=1e-4, atol=1e-5)
