@@ -108,10 +108,9 @@ def test_anchors_with_accumulation_and_replicas():
     torch.testing.assert_close(model.getAnchoredTensor("new"), module.fc2.bias.detach().repeat(2))
 
 
-@pytest.mark.inductor
-def test_anchors_do_not_change_the_outputs(engine):
-    plain, _ = trained(poptorch.Options().engine(engine))
-    anchored, _ = trained(options(act="blocks/0/Relu:0", x="input/x").engine(engine))
+def test_anchors_do_not_change_the_outputs():
+    plain, _ = trained(poptorch.Options().engine("eager"))
+    anchored, _ = trained(options(act="blocks/0/Relu:0", x="input/x"))
     for ours, theirs in zip(anchored(X, Y), plain(X, Y), strict=True):
         torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(anchored.getAnchoredTensor("x"), X)

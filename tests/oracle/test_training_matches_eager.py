@@ -212,7 +212,7 @@ NATIVE = (
     ("TransformerEncoderLayer", (2, 1, 1)),
     ("Lstm", (1, 1, 1)),
     ("IntegerBuffers", (2, 1, 1)),
-    ("TiedWeights", (1, 2, 1)),
+    ("TiedWeights", (1, 1, 1)),
     ("InPlaceOnViews", (1, 1, 1)),
     ("MaskWithFixedCount", (1, 2, 1)),
 )
@@ -225,9 +225,8 @@ def test_native_code_trains_like_eager(name: str, shape: tuple[int, int, int], e
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("name", ["Dropout", "Draws"])
-def test_the_seed_decides_the_draws_and_every_micro_batch_has_its_own(name: str, engine: str) -> None:
-    (case,) = find(name)
+def test_the_seed_decides_the_draws_and_every_micro_batch_has_its_own(engine: str) -> None:
+    (case,) = find("Draws")
     args, kwargs = case.batch(torch.Generator().manual_seed(1))
     repeated = map_tensors(lambda tensor: torch.cat([tensor] * 4), args)
 
