@@ -32,11 +32,11 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from poptorch._logging import logger
 from poptorch.errors import EngineError, explain
 from poptorch.executable import Program, in_place
+from poptorch.executable.roll import Rolled, roll
 from poptorch.runtime.decompositions import decompositions, runs_in_pytorch
 from poptorch.runtime.engine import Call
 from poptorch.runtime.layout import channels_last_strides
 from poptorch.runtime.memory import keep_freed_memory
-from poptorch.runtime.roll import Rolled, roll
 
 _CONFIG: dict[str, Any] = {
     "size_asserts": False,

@@ -10,8 +10,8 @@ from torch import nn
 
 import poptorch
 from models import Regression
+from poptorch.executable.roll import Rolled, roll
 from poptorch.runtime import EagerEngine
-from poptorch.runtime.roll import Rolled, roll
 
 SHAPES = [(3,), (2, 3), (), (1,), (2, 2, 2), (4, 1)] * 3 + [(90, 100)]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from poptorch.executable import InputSpec, OutputRole, Program, Role
-from poptorch.ir import OutputSpec, Signature, StepGraph, value_of
+from poptorch.executable.program import Program
+from poptorch.ir import InputSpec, OutputRole, OutputSpec, Role, Signature, StepGraph, value_of
 from poptorch.ir.ops import as_op
 
 aten = torch.ops.aten
