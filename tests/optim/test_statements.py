@@ -734,14 +734,22 @@ def test_dictionaries_that_cannot_be_loaded():
             optimizer.load_state_dict(wrong)
 
 
-@pytest.mark.parametrize("kind", [*OURS, *TORCHS, torch.optim.NAdam])
-def test_training_goes_on_bit_by_bit_after_a_checkpoint(kind):
+CAPTURED = ["Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop", "Adafactor"]
+CHECKPOINTED = [
+    *[(kind, {"momentum": 0.9} if issubclass(kind, torch.optim.SGD) else {}) for kind in (*OURS, *TORCHS)],
+    (o.SGD, {"momentum": 0.9, "weight_decay": 0.1, "use_combined_accum": True, "velocity_scaling": 4.0}),
+    *[(getattr(torch.optim, name), {}) for name in CAPTURED],
+]
+
+
+@pytest.mark.parametrize(("kind", "extra"), CHECKPOINTED)
+def test_training_goes_on_bit_by_bit_after_a_checkpoint(kind, extra):
     """78, 79: through torch.save, destroy, and new objects."""
 
     def rows(seed):
         return torch.randn(1, 3, generator=torch.Generator().manual_seed(seed))
 
-    training, optimizer = small(kind, lr=0.1)
+    training, optimizer = small(kind, lr=0.1, **extra)
     for seed in range(3):
         training(rows(seed))
     file = io.BytesIO()
@@ -753,7 +761,7 @@ def test_training_goes_on_bit_by_bit_after_a_checkpoint(kind):
     saved = torch.load(file, weights_only=True)
     model = Given()
     model.load_state_dict(saved["m"])
-    again = kind(model.parameters(), lr=0.5)
+    again = kind(model.parameters(), lr=0.5, **extra)
     again.load_state_dict(saved["o"])
     second = wrap(model, again)
     second.compile(rows(0))
