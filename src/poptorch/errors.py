@@ -154,6 +154,10 @@ class OptimizerError(Error, AssertionError):
     """An optimiser, or one of its settings, cannot be compiled."""
 
 
+class OptimizerStateError(Error, RuntimeError):
+    """The state of an optimiser does not belong to the model that it trains."""
+
+
 class OptimizerValueError(Error, ValueError):
     """A setting of an optimiser has a value that cannot be compiled, or not any more."""
 

@@ -89,6 +89,34 @@ def test_every_replica_alone_with_adamw(engine):
     assert float(state["step"]) == 3.0
 
 
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.Adafactor])
+def test_state_that_is_not_shaped_like_the_weight(kind):
+    """A number per weight, or a vector per dimension: each group of replicas has its own."""
+
+    class Rows(nn.Module):
+        def __init__(self, weight: torch.Tensor) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(weight.clone())
+
+        def forward(self, x):
+            return poptorch.identity_loss((self.weight * x).sum(), reduction="sum")
+
+    torch.manual_seed(0)
+    start, x = torch.randn(2, 5), torch.randn(2, 5)
+    module = Rows(start)
+    optimizer = kind(module.parameters(), lr=0.1)
+    model = poptorch.trainingModel(module, options(2), optimizer)
+    group(model, CommGroupType.NoGrouping, 0)
+    references = [nn.Parameter(weight.clone()) for weight in start]
+    theirs = kind(references, lr=0.1)
+    for _ in range(3):
+        model(x)
+        for reference, row in zip(references, x, strict=True):
+            reference.grad = row / 2
+        theirs.step()
+    torch.testing.assert_close(module.weight.detach(), torch.stack([r.detach() for r in references]))
+
+
 def test_inference_uses_the_weight_of_each_group():
     class Product(nn.Module):
         def __init__(self) -> None:

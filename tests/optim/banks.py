@@ -21,9 +21,11 @@ class Bank(nn.Module):
         y = torch.tanh(x @ torch.cat(list(self.matrices)).T + torch.cat(list(self.vectors)))
         return y, torch.nn.functional.mse_loss(y, target[:, None].expand_as(y), reduction="sum")
 
-    def groups(self, settings):
+    def groups(self, settings, *, only_matrices=False):
         tensors = zip(self.matrices, self.vectors, settings, strict=True)
-        return [{"params": [matrix, vector], **flags} for matrix, vector, flags in tensors]
+        return [
+            {"params": [matrix] if only_matrices else [matrix, vector], **flags} for matrix, vector, flags in tensors
+        ]
 
 
 class Given(nn.Module):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import poptorch
 from optim.banks import Given, options
 
 STEPS = 8
-SHAPES = [(1, 1, False), (2, 2, False)]
+o = poptorch.optim
 
 
 def gradients(count):
@@ -18,136 +22,172 @@ def gradients(count):
     return [torch.randn(count, 3, generator=generator) for _ in range(STEPS)]
 
 
-def sgd(w, grads, *, lr, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False):
-    v = np.zeros_like(w)
-    for g in grads:
-        if momentum == 0:
-            w = w * (1 - lr * (1 - dampening) * weight_decay) - lr * (1 - dampening) * g
-            continue
-        v = momentum * v + (1 - dampening) * (g + weight_decay * w)
-        w = w - lr * (g + weight_decay * w + momentum * v if nesterov else v)
+# One step for one parameter: w, the gradient that enters the update, what is kept between steps, the step's number.
+
+
+def sgd(w, g, kept, t, *, lr, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False):
+    if momentum == 0:
+        return w * (1 - lr * (1 - dampening) * weight_decay) - lr * (1 - dampening) * g
+    v = kept["v"] = momentum * kept.get("v", 0) + (1 - dampening) * (g + weight_decay * w)
+    return w - lr * (g + weight_decay * w + momentum * v if nesterov else v)
+
+
+def combined_sgd(w, g, kept, t, *, lr, momentum=0.0, dampening=0.0, weight_decay=0.0, velocity_scaling=1.0):
+    decay = (1 - dampening) * weight_decay * velocity_scaling
+    v = kept.get("v", decay * w) + (1 - dampening) * velocity_scaling * g
+    w = w - lr / velocity_scaling * v
+    kept["v"] = momentum * v + decay * w
     return w
 
 
-def combined_sgd(w, grads, *, lr, momentum, dampening=0.0, weight_decay=0.0, velocity_scaling=1.0):
-    v = (1 - dampening) * weight_decay * velocity_scaling * w
-    for g in grads:
-        v = v + (1 - dampening) * velocity_scaling * g
-        w = w - lr / velocity_scaling * v
-        v = momentum * v + (1 - dampening) * weight_decay * velocity_scaling * w
-    return w
+def moments(g, kept, t, betas, corrects):
+    m = kept["m"] = betas[0] * kept.get("m", 0) + (1 - betas[0]) * g
+    v = kept["v"] = betas[1] * kept.get("v", 0) + (1 - betas[1]) * g * g
+    return (m / (1 - betas[0] ** t), v / (1 - betas[1] ** t)) if corrects else (m, v)
 
 
-def adam(w, grads, *, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=False, corrects=True, limit=None):
-    m, v = np.zeros_like(w), np.zeros_like(w)
+def adam(w, g, kept, t, *, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0):
+    mean, variance = moments(g, kept, t, betas, corrects=True)  # the L2 term is in g already
+    return w - lr * mean / (np.sqrt(variance) + eps)
+
+
+def adamw(w, g, kept, t, *, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, bias_correction=None):
+    mean, variance = moments(g, kept, t, betas, corrects=True)  # even if bias_correction is False
+    return w - lr * (mean / (np.sqrt(variance) + eps) + weight_decay * w)
+
+
+def lamb(
+    w, g, kept, t, *, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, bias_correction=True, max_weight_norm=65500.0
+):
+    mean, variance = moments(g, kept, t, betas, bias_correction)
+    x = mean / (np.sqrt(variance) + eps) + weight_decay * w
+    weight_norm, norm = np.linalg.norm(w), np.linalg.norm(x)
+    has_ratio = weight_norm and norm and max_weight_norm
+    return w - lr * (min(weight_norm, max_weight_norm) / norm if has_ratio else 1.0) * x
+
+
+def rmsprop(
+    w, g, kept, t, *, lr, alpha=0.99, eps=1e-8, weight_decay=0.0, momentum=0.0, centered=False, use_tf_variant=False
+):
+    g = g + weight_decay * w
+    s = kept["s"] = alpha * kept.get("s", 1.0 if use_tf_variant else 0.0) + (1 - alpha) * g * g
+    c = kept["c"] = alpha * kept.get("c", 0) + (1 - alpha) * g
+    q = s - c * c if centered else s
+    if use_tf_variant:
+        b = kept["b"] = momentum * kept.get("b", 0) + lr * g / np.sqrt(q + eps)
+        return w - b
+    b = kept["b"] = momentum * kept.get("b", 0) + g / (np.sqrt(q) + eps)
+    return w - lr * b
+
+
+def train_by_formula(formula, starts, settings, grads, max_grad_norm):
+    """All parameters, because the limit on the norm of gradients is a common one."""
+    weights, kept = list(starts), [{} for _ in starts]
     for t, g in enumerate(grads, 1):
-        g = g if decoupled else g + weight_decay * w
-        m = betas[0] * m + (1 - betas[0]) * g
-        v = betas[1] * v + (1 - betas[1]) * g * g
-        mean, variance = (m / (1 - betas[0] ** t), v / (1 - betas[1] ** t)) if corrects else (m, v)
-        x = mean / (np.sqrt(variance) + eps) + (weight_decay * w if decoupled else 0)
-        trust = 1.0
-        if limit is not None:
-            weight_norm, norm = np.linalg.norm(w), np.linalg.norm(x)
-            trust = min(weight_norm, limit) / norm if weight_norm and norm else 1.0
-        w = w - lr * trust * x
-    return w
+        adds_penalty = formula is adam
+        entering = [
+            g + flags.get("weight_decay", 0) * w * adds_penalty for w, flags in zip(weights, settings, strict=True)
+        ]
+        norm = math.sqrt(sum((e * e).sum() for e in entering))
+        entering = [e * max_grad_norm / max(max_grad_norm, norm) if max_grad_norm < math.inf else e for e in entering]
+        everything = zip(weights, entering, kept, settings, strict=True)
+        weights = [formula(w, e, k, t, **flags) for w, e, k, flags in everything]
+    return weights
 
 
-def rmsprop(w, grads, *, lr, alpha=0.99, eps=1e-8, weight_decay=0.0, momentum=0.0, centered=False, tf=False):
-    s, c, b = (np.ones_like(w) if tf else np.zeros_like(w)), np.zeros_like(w), np.zeros_like(w)
-    for g in grads:
-        g = g + weight_decay * w
-        s = alpha * s + (1 - alpha) * g * g
-        c = alpha * c + (1 - alpha) * g
-        q = s - c * c if centered else s
-        if tf:
-            b = momentum * b + lr * g / np.sqrt(q + eps)
-            w = w - b
-        else:
-            b = momentum * b + g / (np.sqrt(q) + eps)
-            w = w - lr * b
-    return w
+def combinations(**choices):
+    return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
 
 
-def adamw(w, grads, **kwargs):
-    return adam(w, grads, **{"weight_decay": 1e-2, **kwargs}, decoupled=True)
+DECAY = (0.0, 0.1)
+SEPARATE = [
+    *combinations(momentum=(0.0, 0.9), dampening=(0.0, 0.3), weight_decay=DECAY),
+    *combinations(momentum=(0.9,), nesterov=(True,), weight_decay=DECAY),
+]
+COMBINED = [
+    *combinations(momentum=(0.9,), dampening=(0.0, 0.2), weight_decay=DECAY, velocity_scaling=(8.0,)),
+    {"momentum": 0.0, "dampening": 0.2, "weight_decay": 0.1, "velocity_scaling": 0.5},
+]
+MOMENTS = combinations(betas=((0.9, 0.999), (0.5, 0.7)), eps=(1e-2,), weight_decay=DECAY)
+NORMS = [*MOMENTS, *combinations(weight_decay=DECAY, max_weight_norm=(0.5,))]
+ALPHA = [*combinations(momentum=(0.0, 0.5), weight_decay=DECAY), {"alpha": 0.9, "eps": 1e-2, "momentum": 0.5}]
+LIMITS = (None, 0.5)
 
-
-def lamb(w, grads, *, bias_correction=True, max_weight_norm=65500.0, **kwargs):
-    return adamw(w, grads, **kwargs, corrects=bias_correction, limit=max_weight_norm)
-
-
-o = poptorch.optim
+# Class, formula, what the whole optimiser is told, what each parameter group is told.
 CASES = [
-    (o.SGD, sgd, {"lr": 0.1}),
-    (o.SGD, sgd, {"lr": 0.1, "dampening": 0.3, "weight_decay": 0.1}),
-    (o.SGD, sgd, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
-    (o.SGD, sgd, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
-    (o.Adam, adam, {"lr": 0.1}),
-    (o.Adam, adam, {"lr": 0.1, "betas": (0.5, 0.7), "eps": 1e-2, "weight_decay": 0.1}),
-    (o.AdamW, adamw, {"lr": 0.1}),
-    (o.AdamW, adamw, {"lr": 0.1, "weight_decay": 0.2}),
-    (o.LAMB, lamb, {"lr": 0.1}),
-    (o.LAMB, lamb, {"lr": 0.1, "bias_correction": False, "weight_decay": 0.2}),
-    (o.LAMB, lamb, {"lr": 0.1, "max_weight_norm": 0.5}),
-    (o.RMSprop, rmsprop, {"lr": 0.1}),
-    (o.RMSprop, rmsprop, {"lr": 0.1, "centered": True, "momentum": 0.5, "weight_decay": 0.1, "alpha": 0.9}),
+    *[(o.SGD, sgd, variant, SEPARATE) for variant in combinations(max_grad_norm=LIMITS)],
+    *[(o.SGD, combined_sgd, v, COMBINED) for v in combinations(use_combined_accum=(True,), max_grad_norm=LIMITS)],
+    *[(o.Adam, adam, variant, MOMENTS) for variant in combinations(max_grad_norm=LIMITS)],
+    *[(o.AdamW, adamw, v, MOMENTS) for v in combinations(max_grad_norm=LIMITS, bias_correction=(None, False))],
+    *[(o.LAMB, lamb, variant, NORMS) for variant in combinations(bias_correction=(True, False))],
+    *[(o.RMSprop, rmsprop, v, ALPHA) for v in combinations(use_tf_variant=(False, True), centered=(False, True))],
 ]
-EXTRA = [
-    (o.SGD, combined_sgd, {"use_combined_accum": True}, {"lr": 0.1, "momentum": 0.9, "velocity_scaling": 8.0}),
-    (
-        o.SGD,
-        combined_sgd,
-        {"use_combined_accum": True},
-        {"lr": 0.1, "momentum": 0.9, "dampening": 0.2, "weight_decay": 0.1, "velocity_scaling": 0.5},
-    ),
-    (o.RMSprop, rmsprop, {"use_tf_variant": True}, {"lr": 0.1, "momentum": 0.5}),
-    (o.RMSprop, rmsprop, {"use_tf_variant": True}, {"lr": 0.1, "centered": True, "eps": 0.1}),
-    (o.AdamW, adamw, {"bias_correction": False}, {"lr": 0.1}),  # corrected all the same
-]
-ALL = [(kind, formula, {}, settings) for kind, formula, settings in CASES] + EXTRA
 
 
-@pytest.mark.parametrize(
-    ("kind", "formula", "variant", "settings"),
-    ALL,
-    ids=[f"{k.__name__}-{'-'.join([*v, *s])}" for k, _, v, s in ALL],
-)
-@pytest.mark.parametrize("shape", SHAPES, ids=["G1R1", "G2R2"])
-def test_formula(kind, formula, variant, settings, shape):
-    accumulation, replicas, sums = shape
-    count = accumulation * replicas
-    model = Given()
-    w0 = model.w.detach().double().numpy().copy()
-    optimizer = kind(model.parameters(), **variant, **settings, loss_scaling=64.0)
-    training = poptorch.trainingModel(
-        model, options(accumulation=accumulation, replicas=replicas, sums=sums), optimizer
-    )
+class ManyGiven(nn.Module):
+    """Parameters that all have the row as their gradient; the last one starts at zero."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        start = torch.tensor([0.5, -1.5, 2.0])
+        self.ws = nn.ParameterList([start * (index + 1 < count) for index in range(count)])
+
+    def forward(self, gradient):
+        return poptorch.identity_loss((torch.stack(list(self.ws)) * gradient[0]).sum(), reduction="sum")
+
+
+def result_and_formula(case, shape, *, is_variable, **types):
+    """What training gives for every parameter, and what the formula gives."""
+    kind, formula, variant, settings = case
+    (accumulation, replicas, sums), count = shape, shape[0] * shape[1]
+    settings = [*settings, {}]
+    model = ManyGiven(len(settings))
+    starts = [w.detach().double().numpy().copy() for w in model.ws]
+    groups = [{"params": [w], **flags} for w, flags in zip(model.ws, settings, strict=True)]
+    optimizer = kind(groups, lr=0.1, **variant, **types, loss_scaling=64.0 if is_variable else None)
+    if is_variable:
+        for name in set().union(*settings):
+            optimizer.variable_attrs.markAsVariable(name)
+    made = options(accumulation=accumulation, replicas=replicas, sums=sums)
+    training = poptorch.trainingModel(model, made, optimizer)
     given = gradients(count)
     for rows in given:
         training(rows)
     reduced = [rows.double().numpy().sum(0) / (1 if sums else count) for rows in given]
-    tf = {"tf": True} if "use_tf_variant" in variant else {}
-    np.testing.assert_allclose(
-        model.w.detach().double().numpy(), formula(w0, reduced, **settings, **tf), rtol=2e-5, atol=2e-6
+    own = {name: value for name, value in variant.items() if name not in ("max_grad_norm", "use_combined_accum")}
+    settings = [{"lr": 0.1, **own, **flags} for flags in settings]
+    expected = train_by_formula(formula, starts, settings, reduced, variant.get("max_grad_norm") or math.inf)
+    return [w.detach().double().numpy() for w in model.ws], expected
+
+
+def name_of(case):
+    kind, _, variant, _ = case
+    return "-".join([kind.__name__, *(f"{name}={value}" for name, value in variant.items())])
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.parametrize(("is_variable", "shape"), [(False, (1, 1, False)), (True, (2, 2, True))])
+def test_formula(case, is_variable, shape):
+    """Constant numbers in one small step, and variable ones with a loss scaling in one that is summed up."""
+    np.testing.assert_allclose(*result_and_formula(case, shape, is_variable=is_variable), rtol=2e-5, atol=4e-6)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if set(case[2].values()) <= {None, True}], ids=name_of)
+def test_formula_with_float16_state(case):
+    """Half of the digits, and no more lost than that."""
+    kind = case[0]
+    names = (
+        ["accum_type", "velocity_accum_type"] if kind is o.SGD else [name for name in kind.OWN if "accum_type" in name]
     )
+    found, expected = result_and_formula(case, (2, 1, False), is_variable=False, **dict.fromkeys(names, torch.float16))
+    np.testing.assert_allclose(found, expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("kind", [o.SGD, o.Adam, o.AdamW])
-def test_max_grad_norm(kind):
-    model = Given()
-    w0 = model.w.detach().double().numpy().copy()
-    training = poptorch.trainingModel(model, options(), kind(model.parameters(), lr=0.1, max_grad_norm=0.5))
-    given = gradients(1)
-    for rows in given:
-        training(rows)
-    clipped = []
-    for rows in given:
-        g = rows[0].double().numpy()
-        clipped.append(g * 0.5 / max(0.5, np.linalg.norm(g)))
-    formula = {o.SGD: sgd, o.Adam: adam, o.AdamW: adamw}[kind]
-    np.testing.assert_allclose(model.w.detach().double().numpy(), formula(w0, clipped, lr=0.1), rtol=2e-5, atol=2e-6)
+def test_lamb_leaves_zeros_without_gradient_alone():
+    model = Given([0.0, 0.0])
+    training = poptorch.trainingModel(model, options(), o.LAMB(model.parameters(), lr=0.1))
+    training(torch.zeros(1, 2))
+    assert model.w.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -134,18 +134,32 @@ def factor(optimizer):
 @pytest.mark.parametrize("kind", [o.SGD, o.Adam, o.AdamW, o.RMSprop, o.LAMB])
 @pytest.mark.parametrize("loss_scaling", [1.0, 2.0])
 def test_the_scale_of_a_run_is_the_one_read_before_it(kind, loss_scaling):
-    """84: a gradient hook sees what the loss was multiplied with."""
+    """84."""
     model = Given(dtype=torch.float16)
     optimizer = kind(model.parameters(), lr=0.01, loss_scaling=loss_scaling)
-    training = poptorch.trainingModel(model, automatic(), optimizer)
+    made = automatic()
+    made.anchorTensor("scale", "finalLossScale")
+    made.anchorTensor("gradient", "Gradient___w")
+    training = poptorch.trainingModel(model, made, optimizer)
     row = torch.full((1, 3), 0.5, dtype=torch.float16)
     training.compile(row)
+    assert "finalLossScale" in training.getTensorNames()
     for _ in range(5):
         before = factor(optimizer)
-        scale = training._state.tensors()["loss:scaling"] * training._state.tensors()["loss:scale_factor"]
-        assert scale == loss_scaling * before
         training(row)
+        assert training.getAnchoredTensor("scale") == loss_scaling * before
+        assert training.getAnchoredTensor("gradient").tolist() == [0.5 * loss_scaling * before] * 3
         assert factor(optimizer) == 2 * before
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_the_final_scale_of_a_fixed_loss_scaling(accumulation):
+    model = Given()
+    made = options(accumulation=accumulation)
+    made.anchorTensor("scale", "finalLossScale")
+    training = poptorch.trainingModel(model, made, o.SGD(model.parameters(), lr=0.01, loss_scaling=16.0))
+    training(torch.ones(accumulation, 3))
+    assert training.getAnchoredTensor("scale").flatten()[-1] == 16.0
 
 
 def test_the_update_is_that_of_the_unscaled_gradient():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 
 import pytest
 import torch
@@ -195,6 +196,18 @@ def test_max_grad_norm_is_clip_grad_norm(kind, twin):
         torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.001)
         optimizer.step()
     torch.testing.assert_close(model.w, reference.w, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_max_grad_norm_limits_the_accumulated_gradient(replicas):
+    """16, without the pipeline: what is limited is the reduced gradient, not that of each micro-batch."""
+    model = Given()
+    before = model.w.detach().clone()
+    optimizer = o.SGD(model.parameters(), lr=1.0, max_grad_norm=0.001)
+    rows = torch.randn(3 * replicas, 3, generator=torch.Generator().manual_seed(5))
+    wrap(model, optimizer, options(accumulation=3, replicas=replicas))(rows)
+    mean = rows.mean(0)
+    torch.testing.assert_close(before - model.w.detach(), 0.001 * mean / mean.norm(), rtol=1e-3, atol=1e-6)
 
 
 def test_without_an_optimiser_sgd_trains():
@@ -434,6 +447,15 @@ def test_what_a_replacement_may_not_change(kind, before, after, text):
         training.setOptimizer(kind(training.model.parameters(), **after))
 
 
+@pytest.mark.parametrize(("kind", "other"), [(o.SGD, o.Adam), (o.Adam, o.AdamW), (o.AdamW, torch.optim.RMSprop)])
+def test_the_class_may_not_change(kind, other):
+    """90."""
+    training, _ = small(kind, lr=0.1)
+    training(ROW)
+    with pytest.raises(poptorch.Error, match="kind of optimiser cannot change"):
+        training.setOptimizer(other(training.model.parameters(), lr=0.1))
+
+
 def test_a_constant_that_changed():
     """92: without lr in the constructor, lr is a constant."""
     training, optimizer = small(o.Adam)
@@ -544,6 +566,10 @@ def test_velocity_scaling_in_the_log(caplog):
     lines = log_of(caplog, lambda: training.setOptimizer(optimizer))
     assert [line[:16] for line in lines] == ["Updating group 1"]
     assert "velocityScaling=4 for" in lines[0]
+    optimizer.loss_scaling = 4.0
+    lines = log_of(caplog, lambda: training.setOptimizer(optimizer))
+    assert [line[:14] for line in lines] == ["Updating graph"]
+    assert "defaultVelocityScaling=2, lossScaling=4" in lines[0]
     model, optimizer = two_groups(loss_scaling=2.0)
     lines = log_of(caplog, lambda: made.append(wrap(model, optimizer)))
     assert "SGD2" in lines[0]
@@ -554,6 +580,9 @@ def test_velocity_scaling_in_the_log(caplog):
     assert ["elocityScaling=4" in line for line in lines] == [True, True, True]
     assert "defaultLearningRate=0.7" in lines[0]
     assert "learningRate=0.1," in lines[1]
+    optimizer.loss_scaling = 1.0
+    lines = log_of(caplog, lambda: made[1].setOptimizer(optimizer))
+    assert ["elocityScaling=1" in line for line in lines] == [True, True, True]
 
 
 def test_attributes_that_nobody_reads_are_reported_once(caplog):
@@ -572,6 +601,19 @@ def test_attributes_that_nobody_reads_are_reported_once(caplog):
         "Ignoring unexpected group 1 attribute: velocity_scaling",
         "Ignoring unexpected optimizer attribute: lr",
     ]
+
+
+def test_a_known_group_key_is_still_new_as_an_attribute(caplog):
+    """63: LR schedulers that are built before wrapping cause no report."""
+    model, optimizer = two_groups()
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    training = wrap(model, optimizer)
+    caplog.clear()
+    training.setOptimizer(optimizer)
+    assert not caplog.records
+    optimizer.initial_lr = 0.1
+    training.setOptimizer(optimizer)
+    assert [record.getMessage() for record in caplog.records] == ["Ignoring unexpected optimizer attribute: initial_lr"]
 
 
 def test_reports_can_be_silenced(caplog):
@@ -613,6 +655,37 @@ def test_ipu_entries_of_the_state_dictionary(kind):
     assert any(not torch.equal(after[name], value) for name, value in compiled["ipu_state"].items())
 
 
+@pytest.mark.parametrize("kind", OURS)
+def test_an_offline_model_shows_no_state(kind):
+    """71."""
+    model = Given()
+    optimizer = kind(model.parameters(), lr=0.1)
+    training = wrap(model, optimizer, options().useOfflineIpuTarget())
+    training.compile(ROW)
+    training.setOptimizer(optimizer)
+    saved = optimizer.state_dict()
+    assert (saved["ipu_state"], saved["ipu_param"]) == (None, None)
+
+
+def test_every_group_of_replicas_has_its_own_state():
+    """83: each tensor of the state has the groups as its first dimension, and goes back where it came from."""
+    model = Given()
+    model.w = nn.Parameter(torch.randn(4, 3))
+    optimizer = o.AdamW(model.parameters(), lr=0.1)
+    training = wrap(model, optimizer, options(replicas=4))
+    training.w.replicaGrouping(poptorch.CommGroupType.NoGrouping, 0, poptorch.VariableRetrievalMode.OnePerGroup)
+    training(torch.randn(4, 3))
+    state = copy.deepcopy(optimizer.state_dict()["ipu_state"])
+    assert {name: tensor.shape for name, tensor in state.items()} == {
+        "Accl1___w": (4, 3),
+        "Accl2___w": (4, 3),
+        "Step___w": (4,),
+    }
+    optimizer.load_state_dict({**optimizer.state_dict(), "ipu_state": {**state, "Step___w": torch.full((4,), 7.0)}})
+    training(torch.randn(4, 3))
+    assert optimizer.state_dict()["ipu_state"]["Step___w"].tolist() == [8.0] * 4
+
+
 def test_state_is_the_same_object_every_time():
     """70, 82: there is one owner, so reading the state copies nothing."""
     training, optimizer = small(o.Adam, lr=0.1)
@@ -628,9 +701,12 @@ def test_detaching_keeps_the_state_readable():
     training(ROW)
     training.detachFromDevice()
     assert optimizer.state_dict()["ipu_state"]["Step___w"] == 1
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["ipu_state"]["Step___w"].fill_(5)
+    optimizer.load_state_dict(saved)
     training.attachToDevice()
     training(ROW)
-    assert optimizer.state_dict()["ipu_state"]["Step___w"] == 2
+    assert optimizer.state_dict()["ipu_state"]["Step___w"] == 6
 
 
 def test_loaded_ipu_state_is_used(caplog):
@@ -658,14 +734,22 @@ def test_dictionaries_that_cannot_be_loaded():
             optimizer.load_state_dict(wrong)
 
 
-@pytest.mark.parametrize("kind", [*OURS, *TORCHS, torch.optim.NAdam])
-def test_training_goes_on_bit_by_bit_after_a_checkpoint(kind):
+CAPTURED = ["Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop", "Adafactor"]
+CHECKPOINTED = [
+    *[(kind, {"momentum": 0.9} if issubclass(kind, torch.optim.SGD) else {}) for kind in (*OURS, *TORCHS)],
+    (o.SGD, {"momentum": 0.9, "weight_decay": 0.1, "use_combined_accum": True, "velocity_scaling": 4.0}),
+    *[(getattr(torch.optim, name), {}) for name in CAPTURED],
+]
+
+
+@pytest.mark.parametrize(("kind", "extra"), CHECKPOINTED)
+def test_training_goes_on_bit_by_bit_after_a_checkpoint(kind, extra):
     """78, 79: through torch.save, destroy, and new objects."""
 
     def rows(seed):
         return torch.randn(1, 3, generator=torch.Generator().manual_seed(seed))
 
-    training, optimizer = small(kind, lr=0.1)
+    training, optimizer = small(kind, lr=0.1, **extra)
     for seed in range(3):
         training(rows(seed))
     file = io.BytesIO()
@@ -677,7 +761,7 @@ def test_training_goes_on_bit_by_bit_after_a_checkpoint(kind):
     saved = torch.load(file, weights_only=True)
     model = Given()
     model.load_state_dict(saved["m"])
-    again = kind(model.parameters(), lr=0.5)
+    again = kind(model.parameters(), lr=0.5, **extra)
     again.load_state_dict(saved["o"])
     second = wrap(model, again)
     second.compile(rows(0))
@@ -794,6 +878,27 @@ def test_optimisers_that_cannot_be_compiled(kind):
         wrap(model, kind(model.parameters(), lr=0.1))
 
 
+def ops_of(model, optimizer):
+    """The ops of the update, and how often each parameter is given a new value."""
+    training = wrap(model, optimizer)
+    training.compile(torch.randn(10))
+    ops = json.loads(training._debugGetPopartIR())["maingraph"]
+    names = training.getTensorNames()
+    return [op["type"] for op in ops], sorted(name for name in names if name.startswith("UpdatedVar___"))
+
+
+def test_an_update_is_no_larger_than_its_formula():
+    """87: SGD is one product and one difference per parameter, from either package; others write as many parameters."""
+    ours, torchs, adamw = (
+        ops_of(model, kind(model.parameters(), lr=0.1))
+        for model, kind in ((Lin(), o.SGD), (Lin(), torch.optim.SGD), (Lin(), o.AdamW))
+    )
+    assert ours == torchs
+    assert ours[0].count("aten.sub.Tensor") == 2
+    assert ours[1] == adamw[1] == ["UpdatedVar___lin.bias", "UpdatedVar___lin.weight"]
+    assert adamw[0].count("aten.sqrt.default") == 2 + 1  # of each second moment, and of the correction of all
+
+
 def test_a_new_native_optimiser_in_the_middle_of_training():
     """88."""
     training, _ = small(torch.optim.SGD, lr=0.1)
@@ -811,8 +916,7 @@ def test_outputs_refuse_backward():
         training(ROW).backward()
 
 
-@pytest.mark.parametrize("iterations", [1, 3])
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize(("iterations", "accumulation"), [(1, 1), (1, 3), (3, 1), (3, 5), (5, 3)])
 def test_buffers_follow_micro_batches_and_weights_follow_updates(iterations, accumulation):
     """94."""
 

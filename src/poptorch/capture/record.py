@@ -10,7 +10,7 @@ from poptorch.capture.call import Call, Captured
 from poptorch.capture.trace import trace_step
 from poptorch.capture.trained import Update, loss_scales, trained_groups
 from poptorch.capture.update import join_update
-from poptorch.errors import OptimizerError
+from poptorch.errors import OptimizerError, explain
 from poptorch.ir import OutputRole
 from poptorch.optim.gradients import Clipping
 from poptorch.optim.plan import OptimizerPlan
@@ -28,9 +28,16 @@ def capture_training(module: nn.Module, call: Call, plans: Sequence[OptimizerPla
     scales = loss_scales(plans, automatic=settings.automatic_loss_scaling)
     traced = trace_step(module, call, training=True, casting=settings.half_float_casting, scales=scales)
     reached = {spec.name for spec in traced.graph.signature.outputs if spec.role is OutputRole.GRADIENT}
-    groups = trained_groups(module, plans, reached)
-    if not groups:
-        raise OptimizerError("no parameter of the optimiser is reached by the loss: there is nothing to train.")
+    trained = trained_groups(module, plans, reached)
+    if not trained:
+        groups = [len(group.params) for plan in plans for group in plan.groups]
+        raise OptimizerError(
+            explain(
+                "no parameter of the optimiser is reached by the loss: there is nothing to train.",
+                optimiser=f"{sum(groups)} parameters that require a gradient in {len(groups)} group(s)",
+                fix="build the optimiser from parameters that forward uses, and call setOptimizer if groups were added",
+            )
+        )
     max_norm, norm_type = settings.clip_norm or (None, 2.0)
-    update = Update(tuple(plans), groups, Clipping(max_norm, norm_type, settings.clip_value), scales)
-    return Captured(join_update(traced.graph, update), traced.result, groups)
+    update = Update(tuple(plans), trained, Clipping(max_norm, norm_type, settings.clip_value), scales)
+    return Captured(join_update(traced.graph, update), traced.result, trained)

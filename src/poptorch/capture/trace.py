@@ -32,7 +32,7 @@ from poptorch.capture.stand_ins import named_state, places, read_back, stand_ins
 from poptorch.capture.watch import ValuesNeeded, Watch
 from poptorch.enums import HalfFloatCastingBehavior
 from poptorch.errors import CaptureError, CompileError, Error, explain
-from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph
+from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph, give_name
 from poptorch.ir.ops import is_random, memory_owner
 from poptorch.ir.structure import Constant, Layout, Leaf, flatten, map_leaves, rebuild
 
@@ -216,7 +216,11 @@ class _Trace:
         self.watch.phase = Phase.BACKWARD
         start = torch.ones_like(loss)
         if scales:
-            start = start * torch.stack(scales).prod().to(loss.dtype)
+            scale = torch.stack(scales).prod()
+            node = node_of(scale)
+            assert node is not None
+            give_name(node, "finalLossScale")
+            start = start * scale.to(loss.dtype)
         torch.autograd.backward(loss, start)
         gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.requires_grad}
         sparse = [name for name, grad in gradients.items() if grad is not None and grad.layout is not torch.strided]

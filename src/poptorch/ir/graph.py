@@ -6,7 +6,7 @@ Every op node carries a `Note` in its metadata: the phase it belongs to and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, cast
 
@@ -33,6 +33,7 @@ class Note:
     phase: Phase
     line: SourceLine | None = None
     path: str = ""  # of the submodule, for example "encoder.0.fc"
+    name: str = ""  # by which users ask for the value, if it is not called after its op
 
 
 _NOTE = "poptorch"  # key of the Note in Node.meta["custom"], the one entry that every torch transformation keeps
@@ -40,6 +41,13 @@ _NOTE = "poptorch"  # key of the Note in Node.meta["custom"], the one entry that
 
 def note_of(node: fx.Node) -> Note | None:
     return cast("Note | None", node.meta.get("custom", {}).get(_NOTE))
+
+
+def give_name(node: fx.Node, name: str) -> None:
+    """Let users ask for the value of an op that has a note by a name of its own."""
+    note = note_of(node)
+    assert note is not None
+    node.meta["custom"] = {**node.meta["custom"], _NOTE: replace(note, name=name)}
 
 
 def annotation(note: Note) -> dict[str, Note]:

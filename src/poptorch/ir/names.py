@@ -53,6 +53,9 @@ def tensor_names(graph: StepGraph, *, with_paths: bool = True) -> Names:
         note = note_of(node)
         if node.op != "call_function" or note is None or note.phase is Phase.UPDATE:
             continue
+        if note.name:
+            values[note.name] = node
+            continue
         if node.target is operator.getitem:
             values[f"{stems[node.args[0]]}:{node.args[1]}"] = node
             continue

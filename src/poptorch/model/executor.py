@@ -230,8 +230,7 @@ class PoplarExecutor(Measurements):
             state.seen = [clock.time for clock in self._clocks]
         self._call, self._session, self._state = call, session, state
         self._variants.add(Variant(call, session, state, reason, time.perf_counter() - start))
-        if isinstance(state, OwnedState):
-            self._optimizers.connect(state, self._settings)
+        self._connect_optimizers()
         logger.info(
             "compiled a %s model for %s emulated IPU(s) on the %s engine",
             label,
@@ -424,7 +423,11 @@ class PoplarExecutor(Measurements):
         self._optimizers.optimizers, self._optimizers.plans = optimizers, plans
         quietly = bool(getattr(self._options, "relax_optimizer_attributes_checks", False))
         self._optimizers.report(self._traced, quietly=quietly)
-        if isinstance(self._state, OwnedState):
+        self._connect_optimizers()
+
+    def _connect_optimizers(self) -> None:
+        """Let the optimisers show what the program knows; one that never gets a device has nothing to show."""
+        if isinstance(self._state, OwnedState) and not self._attachment.is_offline:
             self._optimizers.connect(self._state, self._settings)
 
     # ---- looking like the model

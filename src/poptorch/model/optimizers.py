@@ -63,7 +63,7 @@ class OptimizerSet:
         for index, (optimizer, plan) in enumerate(self):
             if isinstance(optimizer, Optimizer):
                 parameters = state.trained_parameters(index, plan)
-                optimizer._connect(ProgramView(plan, parameters, divisor, state.scale_factor))
+                optimizer._connect(ProgramView(plan, parameters, divisor, state.scale_factor, state.replica_groups))
                 optimizer.ipu_state_is_dirty = False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from poptorch._logging import warn_once
 from poptorch.capture import TrainedGroup
 from poptorch.errors import OptimizerError, explain
 from poptorch.optim.attributes import check_replacement
@@ -23,6 +24,14 @@ def check_optimizers(
         )
     for old, new in zip(compiled, now, strict=True):
         _check_optimizer(old, new)
+        if len(new.groups) > len(old.groups):
+            warn_once(
+                explain(
+                    f"the optimiser has {len(new.groups)} parameter groups, but the model was compiled with "
+                    f"{len(old.groups)}: parameters of the others are not trained.",
+                    fix="call destroy() first, which lets the model compile again",
+                )
+            )
     for group in groups:
         _check_group(group, now[group.optimizer])
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from poptorch.capture import LOSS_SCALING, SCALE_FACTOR, TrainedGroup
-from poptorch.errors import ArgumentError, explain
+from poptorch.errors import ArgumentError, OptimizerStateError, explain
 from poptorch.executable import Grouping
 from poptorch.ir import InputSpec, Role
 from poptorch.model.replacement import check_optimizers
@@ -29,9 +29,19 @@ class _Seat:
     key: Any
     tensor: torch.Tensor
     address: int
+    is_trainable: bool
+
+    @classmethod
+    def of(cls, table: Any, key: Any, tensor: torch.Tensor) -> _Seat:
+        return cls(table, key, tensor, tensor.data_ptr(), tensor.requires_grad)
 
     def is_unchanged(self) -> bool:
-        return _look_up(self.table, self.key) is self.tensor and self.tensor.data_ptr() == self.address
+        tensor = self.tensor
+        return (
+            _look_up(self.table, self.key) is tensor
+            and tensor.data_ptr() == self.address
+            and tensor.requires_grad == self.is_trainable
+        )
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,7 @@ class OwnedState:
                 self._hypers[spec.name] = torch.tensor(plans[0].loss_scaling.value)
             elif spec == SCALE_FACTOR:
                 self._hypers[spec.name] = torch.ones(())
+        self._trainable = {name: p.requires_grad for name, p in module.named_parameters()}
         self._compiled = tuple(plans)
         self.optimizers = tuple(optimizers)
         self._seats: list[_Seat] = []
@@ -86,6 +97,11 @@ class OwnedState:
     def scale_factor(self) -> torch.Tensor | None:
         """What automatic loss scaling multiplies the loss scaling with; None without it."""
         return self._hypers.get(SCALE_FACTOR.name)
+
+    @property
+    def replica_groups(self) -> dict[str, int]:
+        """How many groups of replicas have a value of their own, by the name of the parameter."""
+        return {grouping.name: grouping.groups for grouping in self._layouts.groupings}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor of the state, in the memory layout that the program expects; remembers where they live."""
@@ -140,7 +156,9 @@ class OwnedState:
         stride = self._layouts.host(spec).stride
         if tensor.stride() != stride:
             tensor.data = with_stride(tensor.detach(), stride)
-        self._seats.append(_Seat(table, attribute, tensor, tensor.data_ptr()))
+        if tensor.requires_grad != self._trainable.get(spec.name, tensor.requires_grad):
+            raise ArgumentError(_froze(spec.name, tensor))
+        self._seats.append(_Seat.of(table, attribute, tensor))
         return tensor
 
     def _optimizer_tensors(self, group: TrainedGroup, parameters: list[nn.Parameter]) -> dict[str, torch.Tensor]:
@@ -157,18 +175,47 @@ class OwnedState:
             if rule.counts_steps:
                 entries["step"] = counter[index]  # a view: the program advances all counters of a group at once
                 self._sit(entries, "step")
-            initial = rule.initial_state(parameter, group.plan.values) if missing else {}
+            initial = self._initial_state(group, index, parameter) if missing else {}
             for key, spec in layout.items():
-                tensor = initial[key] if key in missing else entries[key]
-                entries[key] = with_stride(tensor.to(spec.dtype), self._layouts.host(spec).stride)
+                tensor, host = initial[key] if key in missing else entries[key], self._layouts.host(spec)
+                if tuple(tensor.shape) != host.shape:
+                    raise OptimizerStateError(_misshapen(spec.name, tensor, host))
+                entries[key] = with_stride(tensor.to(spec.dtype), host.stride)
                 found[spec.name] = entries[key]
                 self._sit(entries, key)
         if group.counts:
             found[group.counter_name] = counter
         return found
 
+    def _initial_state(self, group: TrainedGroup, index: int, parameter: nn.Parameter) -> dict[str, torch.Tensor]:
+        """The state that a parameter starts with; if groups of replicas have their own, that of each."""
+        rule, values = group.plan.rule, group.plan.values
+        if group.names[index] not in self.replica_groups:
+            return rule.initial_state(parameter, values)
+        parts = [rule.initial_state(part, values) for part in parameter.detach()]
+        return {key: torch.stack([part[key] for part in parts]) for key in parts[0]}
+
     def _sit(self, table: Any, key: str) -> None:
-        self._seats.append(_Seat(table, key, table[key], table[key].data_ptr()))
+        self._seats.append(_Seat.of(table, key, table[key]))
+
+
+def _froze(name: str, parameter: torch.Tensor) -> str:
+    now, then = ("requires a gradient", "did not") if parameter.requires_grad else ("requires no gradient", "did")
+    return explain(
+        f"parameter {name} {now}, but {then} when the model was compiled.",
+        reason="which parameters are trained is part of the program",
+        fix=f"set {name}.requires_grad back, or call destroy(), which lets the model compile again",
+    )
+
+
+def _misshapen(name: str, tensor: torch.Tensor, wanted: InputSpec) -> str:
+    parameter, _, key = name.rpartition(":")
+    return explain(
+        f"the optimiser has {key} of shape {list(tensor.shape)} for parameter {parameter}, "
+        f"which needs {list(wanted.shape)}.",
+        reason="a state dictionary of another model was loaded, or the entry was replaced",
+        fix="load the state that belongs to this model, or clear the optimiser's state",
+    )
 
 
 class Snapshot:

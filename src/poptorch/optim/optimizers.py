@@ -26,6 +26,11 @@ def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
+def _accumulators(**types: torch.dtype | None) -> dict[str, torch.dtype]:
+    """The types of accumulator and state, float32 where none was given."""
+    return {name: _or(dtype, torch.float32) for name, dtype in types.items()}
+
+
 class SGD(Optimizer, torch.optim.SGD):
     """Stochastic gradient descent with momentum, in PopTorch's two variants.
 
@@ -75,8 +80,7 @@ class SGD(Optimizer, torch.optim.SGD):
             given | _given(loss_scaling=loss_scaling),
             loss_scaling=_or(loss_scaling, 1.0),
             use_combined_accum=bool(use_combined_accum),
-            accum_type=_or(accum_type, torch.float32),
-            velocity_accum_type=_or(velocity_accum_type, torch.float32),
+            **_accumulators(accum_type=accum_type, velocity_accum_type=velocity_accum_type),
             max_grad_norm=_or(max_grad_norm, float("inf")),
         )
 
@@ -125,9 +129,11 @@ class Adam(Optimizer, torch.optim.Adam):
         self._set_up(
             given | _given(loss_scaling=loss_scaling),
             loss_scaling=_or(loss_scaling, 1.0),
-            accum_type=_or(accum_type, torch.float32),
-            first_order_momentum_accum_type=_or(first_order_momentum_accum_type, torch.float32),
-            second_order_momentum_accum_type=_or(second_order_momentum_accum_type, torch.float32),
+            **_accumulators(
+                accum_type=accum_type,
+                first_order_momentum_accum_type=first_order_momentum_accum_type,
+                second_order_momentum_accum_type=second_order_momentum_accum_type,
+            ),
             max_grad_norm=_or(max_grad_norm, float("inf")),
         )
 
@@ -173,9 +179,11 @@ class AdamW(Optimizer, torch.optim.AdamW):
             given | _given(loss_scaling=loss_scaling),
             loss_scaling=_or(loss_scaling, 1.0),
             bias_correction=_or(bias_correction, True),
-            accum_type=_or(accum_type, torch.float32),
-            first_order_momentum_accum_type=_or(first_order_momentum_accum_type, torch.float32),
-            second_order_momentum_accum_type=_or(second_order_momentum_accum_type, torch.float32),
+            **_accumulators(
+                accum_type=accum_type,
+                first_order_momentum_accum_type=first_order_momentum_accum_type,
+                second_order_momentum_accum_type=second_order_momentum_accum_type,
+            ),
             max_grad_norm=_or(max_grad_norm, float("inf")),
         )
 
@@ -224,9 +232,11 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         self._set_up(
             given | _given(loss_scaling=loss_scaling),
             loss_scaling=_or(loss_scaling, 1.0),
-            accum_type=_or(accum_type, torch.float32),
-            first_order_momentum_accum_type=_or(first_order_momentum_accum_type, torch.float32),
-            second_order_momentum_accum_type=_or(second_order_momentum_accum_type, torch.float32),
+            **_accumulators(
+                accum_type=accum_type,
+                first_order_momentum_accum_type=first_order_momentum_accum_type,
+                second_order_momentum_accum_type=second_order_momentum_accum_type,
+            ),
             use_tf_variant=bool(use_tf_variant),
         )
 
@@ -279,9 +289,11 @@ class LAMB(Optimizer, torch.optim.Optimizer):
             loss_scaling=_or(loss_scaling, 1.0),
             bias_correction=_or(bias_correction, True),
             max_weight_norm=_or(max_weight_norm, MAX_WEIGHT_NORM),
-            accum_type=_or(accum_type, torch.float32),
-            first_order_momentum_accum_type=_or(first_order_momentum_accum_type, torch.float32),
-            second_order_momentum_accum_type=_or(second_order_momentum_accum_type, torch.float32),
+            **_accumulators(
+                accum_type=accum_type,
+                first_order_momentum_accum_type=first_order_momentum_accum_type,
+                second_order_momentum_accum_type=second_order_momentum_accum_type,
+            ),
         )
 
     @torch.no_grad()

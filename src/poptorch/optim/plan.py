@@ -80,6 +80,13 @@ def plan_optimizers(
     automatic_loss_scaling: bool = False,
 ) -> tuple[OptimizerPlan, ...]:
     """Read every optimiser as it is now; they must not share a parameter. `before` spares repeated trials."""
+    if not optimizers:
+        raise OptimizerError(
+            explain(
+                "the list of optimisers is empty.",
+                fix="put an optimiser into it, or leave the argument out for SGD with lr 0.01",
+            )
+        )
     pairs = itertools.zip_longest(optimizers, before[: len(optimizers)])
     plans = tuple(plan_optimizer(optimizer, plan) for optimizer, plan in pairs)
     owners: dict[int, int] = {}
@@ -143,9 +150,13 @@ def _plan_host_step(optimizer: torch.optim.Optimizer, before: OptimizerPlan | No
     for index, group in enumerate(optimizer.param_groups):
         known = before.groups[index] if before is not None and index < len(before.groups) else None
         rule = HostStep.of(optimizer, group, None if known is None else known.rule)
+        numbers = read_numbers(group)
+        for name, value in numbers.items():
+            if math.isnan(value):
+                raise OptimizerError(explain(f"{name} of parameter group {index} is nan.", fix="choose another value"))
         attributes = {
             name: Attribute(value, Constness.VARIABLE if name in rule.variable else Constness.CONSTANT)
-            for name, value in read_numbers(group).items()
+            for name, value in numbers.items()
         }
         params = tuple(parameter for parameter in group["params"] if parameter.requires_grad)
         groups.append(GroupPlan(rule, attributes, params))
@@ -168,7 +179,7 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
         return "ADAM"
     if isinstance(optimizer, torch.optim.Adafactor):
         return "Adafactor"
-    centered = [bool(group["centered"]) for group in optimizer.param_groups]
+    centered = [bool(group.get("centered")) for group in optimizer.param_groups]
     if isinstance(optimizer, Optimizer) and len(set(centered)) > 1:
         raise OptimizerError(
             explain(
@@ -176,7 +187,7 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
                 fix="use the same value in all groups, or several optimisers",
             )
         )
-    return "RMSPROP_CENTERED" if centered[0] else "RMSPROP"
+    return "RMSPROP_CENTERED" if any(centered) else "RMSPROP"
 
 
 class _Reader:
@@ -202,10 +213,23 @@ class _Reader:
             if name in ("beta1", "beta2"):
                 found[name] = self.attribute("betas", self._betas(group, where)[name == "beta2"], where)
             elif name in ("eps1", "eps2"):
-                found[name] = self.attribute(name, group["eps"][name == "eps2"], where)
+                value = self.entry(group, "eps", where)[name == "eps2"]
+                if value is not None:  # eps1 may be left to the type of the parameter
+                    found[name] = self.attribute(name, value, where)
             else:
-                found[name] = self.attribute(name, group[name], where)
+                found[name] = self.attribute(name, self.entry(group, name, where), where)
         return found
+
+    def entry(self, group: dict[str, Any], name: str, where: str) -> Any:
+        if name not in group:
+            raise OptimizerError(
+                explain(
+                    f"{where} has no {name}, which {type(self.optimizer).__name__} needs.",
+                    reason="it was deleted, or a state dictionary of another kind of optimiser was loaded",
+                    fix=f"set {name}, or load a state dictionary of the same kind",
+                )
+            )
+        return group[name]
 
     def attribute(self, name: str, value: Any, where: str) -> Attribute:
         number = self._number(name, value, where)
@@ -220,14 +244,20 @@ class _Reader:
         return Attribute(number, Constness.UNDECLARED if usual is None or number == usual else Constness.VARIABLE)
 
     def _betas(self, group: dict[str, Any], where: str) -> tuple[Any, Any]:
-        betas = group["betas"]
-        if len(betas) != 2 or (self.is_ours and not isinstance(betas, tuple)):
+        betas = self.entry(group, "betas", where)
+        kinds = tuple if self.is_ours else (tuple, list)
+        if not isinstance(betas, kinds) or len(betas) != 2:
             raise OptimizerError(
                 explain(
                     f"betas of {where} is {betas!r}, not a tuple of two numbers.",
                     fix="write for example betas=(0.9, 0.999)",
                 )
             )
+        for beta in betas:
+            if not 0 <= self._number("betas", beta, where) < 1:
+                raise OptimizerError(
+                    explain(f"betas of {where} is {betas!r}.", fix="choose numbers of at least 0 and below 1")
+                )
         return tuple(betas)
 
     def _number(self, name: str, value: Any, where: str) -> float:
@@ -242,10 +272,15 @@ class _Reader:
                 )
             )
         number = float(value)
-        if (not number >= 0 and name != "beta2_decay") or (
-            name in ("velocity_scaling", "loss_scaling") and number == 0
-        ):
-            limit = "must be positive" if name.endswith("scaling") else "cannot be negative"
+        is_scaling = name in ("velocity_scaling", "loss_scaling")
+        limit = ""
+        if math.isnan(number) or (math.isinf(number) and name != "max_weight_norm"):
+            limit = "must be finite"
+        elif is_scaling and number <= 0:
+            limit = "must be positive"
+        elif number < 0 and name != "beta2_decay":
+            limit = "cannot be negative"
+        if limit:
             raise OptimizerError(explain(f"{name} of {where} is {number:g}, and {limit}.", fix="choose another value"))
         return number
 
@@ -285,7 +320,7 @@ Read = tuple[rules.Rule, dict[str, Attribute]]
 
 def _read_sgd(reader: _Reader, group: dict[str, Any], where: str) -> Read:
     found = reader.attributes(group, where, ("lr", "momentum", "dampening", "weight_decay"))
-    maximize, nesterov = bool(group.get("maximize")), bool(group["nesterov"])
+    maximize, nesterov = bool(group.get("maximize")), bool(reader.entry(group, "nesterov", where))
     if reader.is_ours and found["lr"].is_zero:
         raise OptimizerError(
             explain(f"lr of {where} is a constant zero.", fix="give lr to the constructor, or mark it as variable")
@@ -312,7 +347,8 @@ def _read_sgd(reader: _Reader, group: dict[str, Any], where: str) -> Read:
 
 
 def _read_adam(reader: _Reader, group: dict[str, Any], where: str) -> Read:
-    if reader.is_ours and group["amsgrad"]:
+    amsgrad = bool(reader.entry(group, "amsgrad", where))
+    if reader.is_ours and amsgrad:
         raise OptimizerValueError(
             explain(
                 "Only non-amsgrad Adam/AdamW optimizers are supported.",
@@ -325,7 +361,7 @@ def _read_adam(reader: _Reader, group: dict[str, Any], where: str) -> Read:
         maximize=bool(group.get("maximize")),
         weight_decay=not found["weight_decay"].is_zero,
         decoupled=decoupled,
-        amsgrad=bool(group["amsgrad"]),
+        amsgrad=amsgrad,
         state_types=reader.moment_types(("exp_avg",), ("exp_avg_sq",)),
     )
     return rule, found
@@ -337,7 +373,7 @@ def _read_rmsprop(reader: _Reader, group: dict[str, Any], where: str) -> Read:
         maximize=bool(group.get("maximize")),
         momentum=not found["momentum"].is_zero,
         weight_decay=not found["weight_decay"].is_zero,
-        centered=bool(group["centered"]),
+        centered=bool(reader.entry(group, "centered", where)),
         as_tensorflow=bool(reader.own("use_tf_variant", False)),
         state_types=reader.moment_types(("grad_avg",), ("square_avg",)),
     )
@@ -351,12 +387,11 @@ def _read_lamb(reader: _Reader, group: dict[str, Any], where: str) -> Read:
 
 
 def _read_adafactor(reader: _Reader, group: dict[str, Any], where: str) -> Read:
-    eps1 = () if group["eps"][0] is None else ("eps1",)
-    found = reader.attributes(group, where, ("lr", "beta2_decay", "eps2", "d", "weight_decay", *eps1))
+    found = reader.attributes(group, where, ("lr", "beta2_decay", "eps1", "eps2", "d", "weight_decay"))
     rule = Adafactor(
         maximize=bool(group.get("maximize")),
         weight_decay=not found["weight_decay"].is_zero,
-        has_eps1=bool(eps1),
+        has_eps1="eps1" in found,
     )
     return rule, found
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from poptorch._logging import logger
+from poptorch.errors import OptimizerStateError, explain
 from poptorch.optim.plan import GroupPlan, OptimizerPlan
 
 _MOMENTS = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"}
@@ -23,6 +24,7 @@ _STATE_NAMES: dict[str, dict[str, str]] = {
     "RMSPROP": {"square_avg": "Accl1", "momentum_buffer": "Accl3"},
     "RMSPROP_CENTERED": {"square_avg": "Accl1", "grad_avg": "Accl2", "momentum_buffer": "Accl3"},
 }
+_COUNTER = "step"
 _SCALE_FACTOR = "lossScaleUpdateFactor"
 
 
@@ -34,10 +36,15 @@ class ProgramView:
     parameters: dict[str, tuple[torch.nn.Parameter, GroupPlan]]
     divisor: int  # by which the sum of the gradients is divided
     scale_factor: torch.Tensor | None  # of automatic loss scaling
+    replica_groups: Mapping[str, int]  # how many groups of replicas have a value of their own, by name of parameter
 
     def state(self, optimizer: Any) -> dict[str, torch.Tensor]:
         """The tensors that the update changes: those in the optimiser's own `state`."""
-        found = {name: entries[key] for name, entries, key in self._places(optimizer) if key in entries}
+        found = {
+            name: self._shown(name, key, entries[key])
+            for name, entries, key in self._places(optimizer)
+            if key in entries
+        }
         if self.scale_factor is not None:
             found[_SCALE_FACTOR] = self.scale_factor
         return found
@@ -51,9 +58,16 @@ class ProgramView:
         for name, tensor in loaded.items():
             if name in places:
                 entries, key = places[name]
-                entries[key] = tensor.detach().clone()
+                if key in entries and self._shown(name, key, entries[key]).shape != tensor.shape:
+                    raise OptimizerStateError(_misshapen(name, tensor, self._shown(name, key, entries[key])))
+                entries[key] = (tensor.flatten()[0] if key == _COUNTER else tensor).detach().clone()
             elif name == _SCALE_FACTOR and self.scale_factor is not None:
                 self.scale_factor.copy_(tensor)
+
+    def _shown(self, name: str, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A state tensor as it looks from outside: there is one counter of steps, shown once per group of replicas."""
+        groups = self.replica_groups.get(name.partition("___")[2])
+        return tensor if groups is None or key != _COUNTER else tensor.expand(groups)
 
     def _places(self, optimizer: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
         for name, (parameter, _) in self.parameters.items():
@@ -101,3 +115,10 @@ class ProgramView:
         }
         scaling = {f"{prefix}GradientScaling": 1 / (self.plan.loss_scaling.value * self.divisor)}
         return {**{names[name]: value for name, value in values.items()}, **scaling}
+
+
+def _misshapen(name: str, loaded: torch.Tensor, wanted: torch.Tensor) -> str:
+    return explain(
+        f"the loaded optimiser state has {name} of shape {list(loaded.shape)}, but {list(wanted.shape)} is needed.",
+        fix="load a state dictionary that was saved with the same model",
+    )

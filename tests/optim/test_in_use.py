@@ -1,0 +1,232 @@
+"""What people do with optimisers around training: schedule, freeze, add groups, convert, load; and get wrong."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import poptorch
+from models import Regression
+from optim.banks import Given, options
+
+o = poptorch.optim
+ROW = torch.ones(1, 3)
+BATCH = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(4, 2)
+
+
+def wrap(model, optimizer):
+    return poptorch.trainingModel(model, options(), optimizer)
+
+
+# ---- schedules
+
+
+SCHEDULES = {
+    "StepLR": lambda optimizer: lr_scheduler.StepLR(optimizer, 2, 0.5),
+    "OneCycleLR": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=8),
+    "CosineAnnealingLR": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 6),
+    "LambdaLR": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.8**epoch),
+    "ReduceLROnPlateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=0, threshold=1
+    ),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, o.Adam, torch.optim.NAdam])
+def test_schedules_do_what_they_do_in_torch(schedule, kind):
+    """OneCycleLR also changes momentum, or the first of the betas."""
+    settings = {"momentum": 0.9} if kind is torch.optim.SGD else {"betas": (0.9, 0.999)}
+    model = Regression()
+    twin = copy.deepcopy(model)
+    ours, theirs = kind(model.parameters(), lr=0.1, **settings), kind(twin.parameters(), lr=0.1, **settings)
+    scheduler, reference = SCHEDULES[schedule](ours), SCHEDULES[schedule](theirs)
+    training = wrap(model, ours)
+    for _ in range(6):
+        loss = training(*BATCH)[1]
+        theirs.zero_grad()
+        expected = twin(*BATCH)[1]
+        expected.backward()
+        theirs.step()
+        on_plateau = schedule == "ReduceLROnPlateau"
+        scheduler.step(*[loss] * on_plateau)
+        reference.step(*[expected.detach()] * on_plateau)
+        training.setOptimizer(ours)
+    assert ours.param_groups[0]["lr"] == pytest.approx(theirs.param_groups[0]["lr"])
+    assert ours.param_groups[0]["lr"] != 0.1
+    torch.testing.assert_close(dict(model.named_parameters()), dict(twin.named_parameters()), rtol=1e-4, atol=1e-5)
+
+
+def test_a_schedule_of_a_constant_says_how_to_make_it_variable():
+    model = Given()
+    optimizer = o.Adam(model.parameters(), lr=0.1)
+    scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=8)
+    training = wrap(model, optimizer)
+    training(ROW)
+    scheduler.step()
+    with pytest.raises(poptorch.Error, match="beta1 of parameter group 0 was compiled as") as caught:
+        training.setOptimizer(optimizer)
+    assert "give the attribute to the constructor" in str(caught.value)
+
+
+# ---- groups and parameters that change
+
+
+@pytest.mark.parametrize("freezes", [True, False])
+def test_freezing_or_thawing_a_compiled_parameter_is_refused(freezes):
+    model = Regression()
+    model.fc.weight.requires_grad_(freezes)
+    training = wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    training(*BATCH)
+    before = copy.deepcopy(model.state_dict())
+    model.fc.weight.requires_grad_(not freezes)
+    with pytest.raises(poptorch.Error, match=r"parameter fc.weight requires (a|no) gradient, but did") as caught:
+        training(*BATCH)
+    assert "destroy()" in str(caught.value)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    model.fc.weight.requires_grad_(freezes)
+    training(*BATCH)
+    assert not torch.equal(model.fc.bias, before["fc.bias"])
+    training.destroy()
+    model.fc.weight.requires_grad_(not freezes)
+    before = copy.deepcopy(model.state_dict())
+    wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))(*BATCH)
+    assert torch.equal(model.fc.weight, before["fc.weight"]) == freezes
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, o.Adam])
+def test_a_group_that_is_added_before_compiling_is_trained(kind):
+    model = Regression()
+    optimizer = kind([model.fc.weight], lr=0.1)
+    training = wrap(model, optimizer)
+    optimizer.add_param_group({"params": [model.fc.bias], "lr": 0.0})
+    training.setOptimizer(optimizer)
+    before = copy.deepcopy(model.state_dict())
+    training(*BATCH)
+    assert torch.equal(model.fc.bias, before["fc.bias"])
+    optimizer.param_groups[1]["lr"] = 0.1
+    training.setOptimizer(optimizer)
+    training(*BATCH)
+    assert not torch.equal(model.fc.bias, before["fc.bias"])
+
+
+def test_a_group_that_is_added_after_compiling_is_not_trained_and_reported(caplog):
+    model = Regression()
+    optimizer = torch.optim.SGD([model.fc.weight], lr=0.1)
+    training = wrap(model, optimizer)
+    training(*BATCH)
+    optimizer.add_param_group({"params": [model.fc.bias]})
+    training.setOptimizer(optimizer)
+    before = model.fc.bias.detach().clone()
+    training(*BATCH)
+    assert torch.equal(model.fc.bias, before)
+    assert "has 2 parameter groups, but the model was compiled with 1" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, o.RMSprop, torch.optim.NAdam])
+def test_an_empty_group_is_in_nobodys_way(kind):
+    model = Given()
+    before = model.w.detach().clone()
+    optimizer = kind([{"params": []}, {"params": model.parameters()}], lr=0.1)
+    training = wrap(model, optimizer)
+    training(ROW)
+    optimizer.param_groups[0]["lr"] = 0.5
+    training.setOptimizer(optimizer)
+    assert not torch.equal(model.w, before)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, o.Adam, torch.optim.NAdam])
+def test_parameters_of_another_model_are_named(kind):
+    model = Given()
+    with pytest.raises(poptorch.Error, match=r"shape \[2, 5\] that is not part of the model"):
+        wrap(model, kind([*model.parameters(), nn.Parameter(torch.ones(2, 5))], lr=0.1))(ROW)
+
+
+def test_nothing_to_train():
+    model = Given()
+    with pytest.raises(poptorch.Error, match="there is nothing to train") as caught:
+        wrap(model, o.SGD([{"params": []}], lr=0.1))(ROW)
+    assert "0 parameters that require a gradient in 1 group(s)" in str(caught.value)
+    with pytest.raises(poptorch.Error, match="list of optimisers is empty"):
+        wrap(Given(), [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"), [(torch.optim.Adam, torch.float16), (o.Adam, torch.float32), (torch.optim.NAdam, torch.float16)]
+)
+def test_an_optimiser_may_be_made_before_the_model_becomes_half(kind, state):
+    model = Regression()
+    optimizer = kind(model.parameters(), lr=0.1)
+    model.half()
+    wrap(model, optimizer)(*(tensor.half() for tensor in BATCH))
+    assert model.fc.weight.dtype == torch.float16
+    assert optimizer.state[model.fc.weight]["exp_avg"].dtype == state
+
+
+# ---- numbers and state that make no sense
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, o.LAMB])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"lr": float("nan")}, "lr of parameter group 0 is nan, and must be finite"),
+        ({"lr": float("inf")}, "lr of parameter group 0 is inf, and must be finite"),
+        ({"betas": 0.9}, "betas of parameter group 0 is 0.9, not a tuple"),
+        ({"betas": (0.9, 1.0)}, r"betas of parameter group 0 is \(0.9, 1.0\)"),
+        ({"betas": (0.9, "x")}, "betas of parameter group 0 is 'x', not a number"),
+    ],
+)
+def test_wrong_numbers_are_quoted(kind, change, text):
+    model = Given()
+    optimizer = kind(model.parameters())
+    optimizer.param_groups[0].update(change)
+    with pytest.raises(poptorch.Error, match=text):
+        wrap(model, optimizer)
+
+
+def test_a_captured_step_is_given_no_nan():
+    model = Given()
+    optimizer = torch.optim.NAdam(model.parameters())
+    optimizer.param_groups[0]["lr"] = float("nan")
+    with pytest.raises(poptorch.Error, match="lr of parameter group 0 is nan"):
+        wrap(model, optimizer)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, o.SGD, o.Adam, o.RMSprop, o.LAMB])
+def test_the_state_of_another_kind_of_optimiser(kind):
+    """Torch loads it, settings and all, so it is found when the optimiser is read."""
+    model = Given()
+    optimizer = kind(model.parameters(), lr=0.1)
+    optimizer.load_state_dict(torch.optim.Rprop(model.parameters(), lr=0.1).state_dict())
+    with pytest.raises(poptorch.Error, match=r"parameter group 0 has no \w+, which") as caught:
+        wrap(model, optimizer)
+    assert "another kind of optimiser was loaded" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, o.Adam])
+def test_the_state_of_another_model(kind):
+    model = Given()
+    optimizer = kind(model.parameters(), lr=0.1)
+    training = wrap(model, optimizer)
+    training(ROW)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["state"][0]["exp_avg"] = torch.zeros(7)
+    saved.pop("ipu_state", None)
+    optimizer.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match=r"exp_avg of shape \[7\] for parameter w, which needs \[3\]"):
+        training(ROW)
+
+
+def test_ipu_state_of_another_model():
+    model = Given()
+    optimizer = o.Adam(model.parameters(), lr=0.1)
+    wrap(model, optimizer)(ROW)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["ipu_state"]["Accl1___w"] = torch.zeros(7)
+    with pytest.raises(RuntimeError, match=r"Accl1___w of shape \[7\], but \[3\] is needed"):
+        optimizer.load_state_dict(saved)
