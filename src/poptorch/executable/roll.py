@@ -21,7 +21,7 @@ aten = torch.ops.aten
 _FEWEST_PIECES = 16  # below this one program for all of them compiles fast enough, and needs one call
 _MANY_ELEMENTS = 2**13  # from here on the code for a piece may use several threads
 _ELEMENTWISE = frozenset({aten._to_copy.default, aten.zeros_like.default, aten.clone.default})
-_KEEPS_LAYOUT = ({}, {"memory_format": torch.preserve_format})
+_KEEPS_LAYOUT: tuple[dict[str, object], ...] = ({}, {"memory_format": torch.preserve_format})
 
 
 @dataclass(frozen=True)
