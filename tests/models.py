@@ -42,3 +42,14 @@ class Gate(nn.Module):
         if x.sum() > 0:
             y = y * 2
         return y, F.mse_loss(y, target)
+
+
+class Apply(nn.Module):
+    """Calls a function, so that each test can say in one line what forward does."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)

@@ -146,6 +146,10 @@ class GuardError(Error):
     """A batch contradicts a value that was frozen into the program when it was compiled."""
 
 
+class FloatError(Error, FloatingPointError):
+    """A model computed NaN or infinity, and `Precision.enableFloatingPointExceptions` asked to be told."""
+
+
 class IndexRangeError(Error, IndexError):
     """An integer of a batch indexes something that does not exist."""
 

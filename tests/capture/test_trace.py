@@ -10,22 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from models import Gate
-
-
-class Function(nn.Module):
-    """A module whose forward is a plain function of tensors."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *tensors):
-        return self.function(*tensors)
+from models import Apply, Gate
 
 
 def infer(function) -> poptorch.PoplarExecutor:
-    module = function if isinstance(function, nn.Module) else Function(function)
+    module = function if isinstance(function, nn.Module) else Apply(function)
     return poptorch.inferenceModel(module, poptorch.Options().engine("eager"))
 
 

@@ -132,6 +132,22 @@ def test_inference_uses_the_weight_of_each_group():
     torch.testing.assert_close(out, torch.arange(6.0).view(2, 3).repeat_interleave(2, dim=0))
 
 
+@pytest.mark.parametrize("kind", [CommGroupType.Consecutive, CommGroupType.NoGrouping])
+def test_both_retrieval_modes_read_the_same(kind):
+    torch.manual_seed(0)
+    start, x, trained = torch.randn(4 if kind is CommGroupType.NoGrouping else 2, 3, 5), torch.randn(4, 6, 3), []
+    for mode in VariableRetrievalMode:
+        module = Sharded(start)
+        model = poptorch.trainingModel(module, options(4), torch.optim.SGD(module.parameters(), lr=0.1))
+        model.weight.replicaGrouping(kind, 2, mode)
+        model(x)
+        model.copyWeightsToHost()
+        trained.append(module.weight.detach())
+    assert trained[0].shape == start.shape
+    assert not torch.equal(trained[0], start)
+    torch.testing.assert_close(trained[0], trained[1], rtol=0, atol=0)
+
+
 def test_host_shape_is_back_after_compilation():
     module = Sharded(torch.randn(2, 3, 5))
     model = poptorch.trainingModel(module, options(2), torch.optim.SGD(module.parameters(), lr=0.1))

@@ -7,21 +7,11 @@ import torch
 from torch import nn
 
 import poptorch
+from models import Apply
 
 
 def wrap(module: nn.Module, engine: str = "eager") -> poptorch.PoplarExecutor:
     return poptorch.inferenceModel(module, poptorch.Options().engine(engine))
-
-
-class Apply(nn.Module):
-    """Calls a function, so that each test can say in one line what forward does."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def _iadd(x):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import poptorch
+from models import Apply
 
 
 def wrap(module: nn.Module) -> poptorch.PoplarExecutor:
@@ -18,17 +19,6 @@ def wrap(module: nn.Module) -> poptorch.PoplarExecutor:
 
 def one(value: float) -> torch.Tensor:
     return torch.tensor([float(value)])
-
-
-class Apply(nn.Module):
-    """Calls a function, so that each test can say in one line what forward does."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def assert_same(result, expected) -> None:

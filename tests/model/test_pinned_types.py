@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from models import Apply
 
 TYPES = [torch.float16, torch.float32, torch.float64, torch.int32, torch.int64]
 DEVICE = {torch.float64: torch.float32, torch.int64: torch.int32, torch.bfloat16: torch.float32}
@@ -20,17 +21,6 @@ UPCAST = poptorch.HalfFloatCastingBehavior.HalfUpcastToFloat
 
 def options() -> poptorch.Options:
     return poptorch.Options().engine("eager")
-
-
-class Apply(nn.Module):
-    """Calls a function, so that each test can say in one line what forward does."""
-
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args):
-        return self.function(*args)
 
 
 def run(function, *args, opts: poptorch.Options | None = None):

@@ -3,7 +3,7 @@
 from poptorch.executable.checks import IndexCheck
 from poptorch.executable.executable import AnchorPlan, Batching, Executable, Grouping
 from poptorch.executable.program import Program, in_place
-from poptorch.ir import InputSpec, OutputRole, Role
+from poptorch.ir import InputSpec, OutputRole, Phase, Role, note_of
 
 __all__ = [
     "AnchorPlan",
@@ -13,7 +13,9 @@ __all__ = [
     "IndexCheck",
     "InputSpec",
     "OutputRole",
+    "Phase",
     "Program",
     "Role",
     "in_place",
+    "note_of",
 ]

@@ -36,10 +36,11 @@ from poptorch.model.optimizers import Optimizers, OptimizerSet, settings_for
 from poptorch.model.parameter_proxy import ParameterProxy
 from poptorch.model.printing import module_repr
 from poptorch.model.state import OwnedState, Snapshot
+from poptorch.model.synthetic import SyntheticInputs
 from poptorch.model.variants import Variant, Variants
 from poptorch.optim.plan import plan_optimizers
 from poptorch.options import Options, resolve, validate
-from poptorch.runtime import EagerEngine, Session, choose_engine, return_freed_memory
+from poptorch.runtime import CheckedEngine, EagerEngine, Session, choose_engine, return_freed_memory
 
 _NOT_COMPILED = (
     "Model has not been compiled or has been destroyed. Call it, or call compile() with an example batch, first."
@@ -62,13 +63,15 @@ class PoplarExecutor(Measurements):
         self._user_model = model if training else self._traced
         self._options = options
         self._settings = resolve(options, training=training)
-        self._engine = choose_engine(options("engine") if options.exists("engine") else None)
+        requested = options("engine") if options.exists("engine") else None
+        self._engine = CheckedEngine() if self._settings.floating_point_checks else choose_engine(requested)
         self._binder = ArgumentBinder(
             type(model).forward.__get__(model) if "forward" not in vars(model) else model.forward
         )
         self._optimizers = OptimizerSet()
         self.per_replica_params: dict[str, ReplicaGroups] = {}
         self._warned: set[str] = set()
+        self._synthetic = SyntheticInputs(self._settings.synthetic_data, self._settings.random_seed)
         self._counts_cycles = bool(options._Popart.options["instrumentWithHardwareCycleCounter"])
         self._attachment = Attachment(options, self._settings.batching.replicas)
         self._forget()
@@ -101,7 +104,7 @@ class PoplarExecutor(Measurements):
         elif not self._attachment.is_attached:
             self.attachToDevice()
         assert self._call is not None and self._session is not None
-        tensors = prepare(self._tensors(args, kwargs), self._warned)
+        tensors = self._inputs(self._tensors(args, kwargs))
         if self._optimizers.is_dirty:
             self.setOptimizer(self._optimizers.optimizers)
         self._synchronise(self._session)
@@ -117,6 +120,12 @@ class PoplarExecutor(Measurements):
         if self._counts_cycles:
             logger.info("Total number of IPU cycles: %d", self.cycleCount())
         return rebuild(self._session.executable.result, outputs)
+
+    def _inputs(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What the program is fed: the tensors of the caller, or synthetic ones of the same shapes."""
+        if self._settings.synthetic_data:
+            return self._synthetic.like(tensors)
+        return prepare(tensors, self._warned)
 
     def _tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors of a call; if it is not like the compiled one, find or compile another program if allowed."""
@@ -218,7 +227,8 @@ class PoplarExecutor(Measurements):
             strides: dict[str, tuple[int, ...]] = {}
             for program in executable.programs:
                 phase(f"Compiling the {program.name} program")
-                engine = self._engine if program is not executable.prepare else EagerEngine()  # it runs once
+                is_run_once = program is executable.prepare and not self._settings.floating_point_checks
+                engine = EagerEngine() if is_run_once else self._engine
                 kernels[program.name] = engine.compile(program, strides)
                 strides.update(kernels[program.name].strides)
             check_broadcast(self._options, self._traced, executable)
@@ -242,7 +252,7 @@ class PoplarExecutor(Measurements):
         from poptorch.capture.record import capture_inference, capture_training  # takes a second, so only when needed
 
         plan = self._settings.batching
-        tensors = prepare(call.tensors(args, kwargs), self._warned)
+        tensors = self._inputs(call.tensors(args, kwargs))
         examples: list[torch.Tensor] = []
         for name, tensor in zip(call.tensor_names, tensors, strict=True):
             rows = plan.rows_per_micro_batch(name, tuple(tensor.shape))

@@ -21,7 +21,11 @@ from poptorch.options.checks import integer, member
 
 @dataclass(frozen=True)
 class ReplicaGroups:
-    """What `replicaGrouping` was told about one parameter: `shards` replicas form a group."""
+    """What `replicaGrouping` was told about one parameter: `shards` replicas form a group.
+
+    The replicas of a group share one tensor, so `retrieval` is recorded only: reading one replica of each group or all
+    of them gives the same values, and the host has one entry per group in either mode.
+    """
 
     kind: CommGroupType
     shards: int

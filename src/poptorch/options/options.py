@@ -264,7 +264,11 @@ class Options(OptionGroup):
 
     @option(popart=("syntheticDataMode",))
     def enableSyntheticData(self, enabled: bool) -> Self:
-        """Run on random numbers instead of the caller's data, to measure speed (default: off)."""
+        """Run on random numbers instead of the caller's data, to measure speed (default: off).
+
+        The caller's tensors are only asked for their shapes and types, and what a model returns means nothing. Other
+        data by `_Popart.set("syntheticDataMode", mode)`: 1 for zeros, 2 for normal numbers, 3 for uniform ones.
+        """
         self._Popart.set("syntheticDataMode", 2 if enabled else 0)
         return self
 

@@ -22,6 +22,8 @@ class Settings:
     clip_norm: tuple[float, float] | None  # the limit, and the kind of norm
     clip_value: float | None
     half_float_casting: HalfFloatCastingBehavior
+    floating_point_checks: bool
+    synthetic_data: int  # one of popart.SyntheticDataMode
     random_seed: int | None
     show_progress: bool
     anchors: Mapping[str, Anchor]
@@ -33,7 +35,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
     mode: OutputMode = options.output_mode
     if mode is OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
-    training_options = options.Training
+    training_options, popart = options.Training, options._Popart.options  # pyright: ignore[reportPrivateUsage]
     return Settings(
         training=training,
         batching=BatchPlan(
@@ -47,10 +49,12 @@ def resolve(options: Options, *, training: bool) -> Settings:
         ),
         reduction=training_options.accumulation_and_replication_reduction_type,
         strategy=training_options.meanAccumulationAndReplicationReductionStrategy,
-        automatic_loss_scaling=bool(options._Popart.options.get("automaticLossScalingSettings.enabled")),  # pyright: ignore[reportPrivateUsage]
+        automatic_loss_scaling=bool(popart.get("automaticLossScalingSettings.enabled")),
         clip_norm=training_options.clip_grad_norm if training_options.exists("clip_grad_norm") else None,
         clip_value=training_options.clip_grad_value if training_options.exists("clip_grad_value") else None,
         half_float_casting=options.Precision.half_float_casting,
+        floating_point_checks=bool(popart.get("enableFloatingPointChecks")),
+        synthetic_data=popart.get("syntheticDataMode", 0),
         random_seed=options.random_seed if options.exists("random_seed") else None,
         show_progress=options.show_compilation_progress_bar,
         anchors=options.anchored_tensors,

@@ -1,5 +1,6 @@
 """Engines that run an `Executable`, and the session that drives them."""
 
+from poptorch.runtime.checked import CheckedEngine
 from poptorch.runtime.counters import CallTimes, Latency, latency
 from poptorch.runtime.eager import EagerEngine
 from poptorch.runtime.engine import Engine, Kernel, choose_engine
@@ -9,6 +10,7 @@ from poptorch.runtime.session import Session
 
 __all__ = [
     "CallTimes",
+    "CheckedEngine",
     "EagerEngine",
     "Engine",
     "Kernel",

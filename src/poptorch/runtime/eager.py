@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
 from poptorch.executable import Program
 from poptorch.runtime.engine import Call
@@ -17,12 +18,17 @@ class EagerEngine:
     name: str = "eager"
 
     def compile(self, program: Program, fixed: Collection[str] = ()) -> EagerKernel:
-        ops = program.functional_ops()
-        for node in ops.graph.nodes:
-            if node.target is torch.ops.aten.bernoulli.p:
-                node.target = _bernoulli
-        ops.recompile()
-        return EagerKernel(ops.forward, len(program.returned), len(program.state), program.written_positions)
+        return EagerKernel.of(program, eager_ops(program).forward)
+
+
+def eager_ops(program: Program) -> fx.GraphModule:
+    """The ops of a program as PyTorch runs them one by one."""
+    ops = program.functional_ops()
+    for node in ops.graph.nodes:
+        if node.target is torch.ops.aten.bernoulli.p:
+            node.target = _bernoulli
+    ops.recompile()
+    return ops
 
 
 def _bernoulli(tensor: torch.Tensor, p: float) -> torch.Tensor:
@@ -32,12 +38,15 @@ def _bernoulli(tensor: torch.Tensor, p: float) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class EagerKernel:
-    """The generated Python of an FX graph, then one copy of all new values into place."""
+    """A function that computes all results of a program, then one copy of the new values into place."""
 
     function: Callable[..., Any]
     returned: int
-    state_count: int
     written: tuple[int, ...]
+
+    @classmethod
+    def of(cls, program: Program, function: Callable[..., Any]) -> EagerKernel:
+        return cls(function, len(program.returned), program.written_positions)
 
     @property
     def strides(self) -> Mapping[str, tuple[int, ...]]:

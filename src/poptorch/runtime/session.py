@@ -12,7 +12,7 @@ from time import perf_counter
 
 import torch
 
-from poptorch.errors import GuardError, explain
+from poptorch.errors import FloatError, GuardError, explain
 from poptorch.executable import AnchorPlan, Executable, InputSpec, OutputRole, Program, Role
 from poptorch.runtime.counters import CallTimes
 from poptorch.runtime.engine import Call, Kernel
@@ -194,15 +194,23 @@ class Session:
                     if index in self._kept:
                         outputs.append(result)
             except BaseException:
-                torch._foreach_zero_(self._accumulators)
-                if self._volatile:
-                    torch._foreach_copy_(self._volatile, self._saved)
+                self._undo()
                 raise
-            for update in self._updates:
-                update([])
+            try:
+                for update in self._updates:
+                    update([])
+            except FloatError:  # which is raised before anything is written
+                self._undo()
+                raise
             if self._collected:
                 self._collect_state(range(start, start + batching.micro_batches_per_update))
         return outputs
+
+    def _undo(self) -> None:
+        """Take back what micro-batches did whose update does not come."""
+        torch._foreach_zero_(self._accumulators)
+        if self._volatile:
+            torch._foreach_copy_(self._volatile, self._saved)
 
     def _collect_anchors(self, result: Sequence[torch.Tensor], index: int) -> None:
         """Keep what a micro-batch computed for the anchors, which the step returns after the user's outputs."""
