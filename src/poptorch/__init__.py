@@ -1,9 +1,9 @@
 """PopTorch: train and run PyTorch models as ahead-of-time compiled programs on emulated IPUs."""
 
-from poptorch import _logging, faults, optim, profiling
+from poptorch import _logging, autocasting, faults, optim, profiling
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
-from poptorch.annotations import Attribute, identity_loss, isRunningOnIpu
+from poptorch.annotations import Attribute, autocast, identity_loss, isRunningOnIpu
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import (
     AnchorMode,
@@ -84,6 +84,8 @@ __all__ = [
     "TensorLocationSettings",
     "UnrecoverableError",
     "VariableRetrievalMode",
+    "autocast",
+    "autocasting",
     "createPoptorchError",
     "identity_loss",
     "inferenceModel",

@@ -5,7 +5,7 @@ here but where a model is compiled: `poptorch.capture.record`. Worker processes 
 """
 
 from poptorch.capture.call import Call, Captured
-from poptorch.capture.context import current_marks, is_capturing, on_device
+from poptorch.capture.context import current_marks, is_capturing, leave_autocast, on_device, start_autocast
 from poptorch.capture.trained import LOSS_SCALING, SCALE_FACTOR, TrainedGroup
 
 __all__ = [
@@ -16,5 +16,7 @@ __all__ = [
     "TrainedGroup",
     "current_marks",
     "is_capturing",
+    "leave_autocast",
     "on_device",
+    "start_autocast",
 ]

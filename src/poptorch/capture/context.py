@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from poptorch.capture.losses import LossMarks
 
 _ON_DEVICE: ContextVar[bool] = ContextVar("poptorch_on_device", default=False)
+_AUTOCAST: ContextVar[bool] = ContextVar("poptorch_autocast", default=False)
 _MARKS: ContextVar[LossMarks | None] = ContextVar("poptorch_capture", default=None)
 
 
@@ -22,6 +23,21 @@ def is_capturing() -> bool:
 def current_marks() -> LossMarks | None:
     """The losses marked so far by the capture that is going on."""
     return _MARKS.get()
+
+
+def is_autocasting() -> bool:
+    """Whether `forward` is inside a region of `poptorch.autocast()`."""
+    return _AUTOCAST.get()
+
+
+def start_autocast(enabled: bool) -> Token[bool]:
+    """Begin a region; the token ends it."""
+    return _AUTOCAST.set(enabled)
+
+
+def leave_autocast(before: Token[bool]) -> None:
+    """End a region: what was before holds again."""
+    _AUTOCAST.reset(before)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from poptorch._logging import logger
+from poptorch.capture.autocast import Autocast
 from poptorch.capture.functions import replacement
 from poptorch.capture.mixed_types import unify
 from poptorch.capture.proxies import node_of
@@ -58,17 +59,21 @@ class Mark:
 
 
 class LossMarks(TorchFunctionMode):
-    """Sees every torch function that `forward` calls: marks losses, replaces what cannot be traced, unifies types."""
+    """Sees every torch function that `forward` calls: marks losses, replaces what cannot be traced, casts operands."""
 
-    def __init__(self, casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default) -> None:
+    def __init__(
+        self, casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default, autocast: Autocast | None = None
+    ) -> None:
         super().__init__()
         self._casting = casting
+        self._autocast = autocast or Autocast(None, ())
         self.marks: list[Mark] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = unify(func, args, kwargs or {}, self._casting)
+        args, kwargs = self._autocast.cast(func, args, kwargs or {})
+        args, kwargs = unify(func, args, kwargs, self._casting)
         called = replacement(func, args) or func
         if func not in BUILT_IN:
             return called(*args, **kwargs)

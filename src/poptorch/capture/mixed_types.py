@@ -18,7 +18,7 @@ from poptorch.enums import HalfFloatCastingBehavior
 Function = Callable[..., Any]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
-_MIXED = {torch.float16, torch.float32}
+MIXED = {torch.float16, torch.float32}
 
 
 def unify(
@@ -28,26 +28,28 @@ def unify(
     if func not in _LAYERS and func not in _OPERATIONS:
         return args, kwargs
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-    if not {tensor.dtype for tensor in tensors} >= _MIXED:
+    if not {tensor.dtype for tensor in tensors} >= MIXED:
         return args, kwargs
     if func in _LAYERS:
-        return _cast(tensors[0].dtype, args, kwargs)
+        return cast_all(tensors[0].dtype, args, kwargs)
     if casting is not HalfFloatCastingBehavior.HalfUpcastToFloat:
-        return _cast(torch.float16, args, kwargs)
-    return _cast(torch.float32, args, kwargs) if func in _PRODUCTS else (args, kwargs)
+        return cast_all(torch.float16, args, kwargs)
+    return cast_all(torch.float32, args, kwargs) if func in _PRODUCTS else (args, kwargs)
 
 
-def _cast(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+def cast_all(dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """The arguments with every float16 and float32 tensor cast to one type."""
+
     def cast(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(dtype) if tensor.dtype in _MIXED else tensor
+        return tensor.to(dtype) if tensor.dtype in MIXED else tensor
 
     return pytree.tree_map_only(torch.Tensor, cast, args), pytree.tree_map_only(torch.Tensor, cast, kwargs)
 
 
-def _forms(names: Iterable[str]) -> frozenset[Function]:
+def spellings(names: Iterable[str]) -> frozenset[Function]:
     """Every spelling of some operations that leaves its operands alone: function, method, operator."""
     spellings = [spelling for name in names for spelling in (name, f"__{name}__", f"__r{name}__")]
-    owners = (torch, torch.Tensor)
+    owners = (torch, torch.Tensor, F)
     return frozenset(getattr(owner, name) for owner in owners for name in spellings if hasattr(owner, name))
 
 
@@ -70,10 +72,10 @@ _LAYERS: frozenset[Function] = frozenset(
 )
 
 # fmt: off
-_PRODUCTS = _forms((
+_PRODUCTS = spellings((
     "matmul", "mm", "bmm", "mv", "dot", "addmm", "addmv", "addbmm", "baddbmm", "einsum", "tensordot", "chain_matmul",
 ))  # PyTorch refuses to multiply matrices of different types
-_OPERATIONS = _PRODUCTS | _forms((
+_OPERATIONS = _PRODUCTS | spellings((
     "add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "truediv", "true_divide", "floordiv",
     "floor_divide", "mod", "remainder", "fmod", "pow", "float_power", "maximum", "minimum", "fmax", "fmin", "atan2",
     "hypot", "copysign", "lerp", "addcmul", "addcdiv", "where", "cat", "concat", "concatenate", "stack", "hstack",

@@ -19,14 +19,14 @@ from poptorch.options import Settings
 
 def capture_inference(module: nn.Module, call: Call, settings: Settings) -> Captured:
     """The forward pass as one graph."""
-    traced = trace_step(module, call, training=False, casting=settings.half_float_casting)
+    traced = trace_step(module, call, settings)
     return Captured(traced.graph, traced.result)
 
 
 def capture_training(module: nn.Module, call: Call, plans: Sequence[OptimizerPlan], settings: Settings) -> Captured:
     """Forward, backward and update as one graph."""
     scales = loss_scales(plans, automatic=settings.automatic_loss_scaling)
-    traced = trace_step(module, call, training=True, casting=settings.half_float_casting, scales=scales)
+    traced = trace_step(module, call, settings, scales)
     reached = {spec.name for spec in traced.graph.signature.outputs if spec.role is OutputRole.GRADIENT}
     trained = trained_groups(module, plans, reached)
     if not trained:

@@ -23,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
 from poptorch._logging import logger, warn_once
+from poptorch.capture.autocast import Autocast
 from poptorch.capture.call import Call
 from poptorch.capture.context import capturing
 from poptorch.capture.losses import LossMarks, choose_loss
@@ -30,11 +31,11 @@ from poptorch.capture.proxies import depends_on_inputs, node_of
 from poptorch.capture.source import current_user_line, raised_by_user, raising_user_line
 from poptorch.capture.stand_ins import named_state, places, read_back, stand_ins
 from poptorch.capture.watch import ValuesNeeded, Watch
-from poptorch.enums import HalfFloatCastingBehavior
 from poptorch.errors import CaptureError, CompileError, Error, explain
 from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph, give_name
 from poptorch.ir.ops import is_random, memory_owner
 from poptorch.ir.structure import Constant, Layout, Leaf, flatten, map_leaves, rebuild
+from poptorch.options import Settings
 
 NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32}
 
@@ -47,25 +48,18 @@ class Traced:
     result: Layout
 
 
-def trace_step(
-    module: nn.Module,
-    call: Call,
-    *,
-    training: bool,
-    casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default,
-    scales: tuple[InputSpec, ...] = (),
-) -> Traced:
-    """Trace forward, and backward if `training`; the module is left exactly as it was.
+def trace_step(module: nn.Module, call: Call, settings: Settings, scales: tuple[InputSpec, ...] = ()) -> Traced:
+    """Trace forward, and for training also backward; the module is left exactly as it was.
 
     `scales` are inputs of the graph that the gradient of the loss is multiplied with where it starts.
     """
     try:
-        return _Trace(module, call, scales, casting, training=training, has_values=False).run()
+        return _Trace(module, call, settings, scales, has_values=False).run()
     except Exception as error:
         if not isinstance(error, ValuesNeeded):
             logger.debug("tracing without values failed (%s: %s), tracing the first batch", type(error).__name__, error)
     try:
-        return _Trace(module, call, scales, casting, training=training, has_values=True).run()
+        return _Trace(module, call, settings, scales, has_values=True).run()
     except ValuesNeeded as error:
         raise _not_captured(error.__cause__ or error) from error
     except Error:
@@ -80,19 +74,12 @@ class _Trace:
     """One attempt at a trace, with fake tensors or with real ones."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        call: Call,
-        scales: tuple[InputSpec, ...],
-        casting: HalfFloatCastingBehavior,
-        *,
-        training: bool,
-        has_values: bool,
+        self, module: nn.Module, call: Call, settings: Settings, scales: tuple[InputSpec, ...], *, has_values: bool
     ) -> None:
-        self.module, self.call, self.scales, self.training = module, call, scales, training
+        self.module, self.call, self.scales, self.training = module, call, scales, settings.training
         self.parameters, self.buffers = named_state(module)
         self.watch = Watch(has_values=has_values)
-        self.marks = LossMarks(casting)
+        self.marks = LossMarks(settings.half_float_casting, Autocast(settings.autocasting, self.watch.running))
         self.has_values = has_values
         self.outputs: list[OutputSpec] = []
         self.result: Layout = Constant(None)

@@ -45,6 +45,7 @@ class Watch(TorchDispatchMode):
         self._has_values = has_values
         self._places: dict[int, tuple[SourceLine | None, str]] = {}  # by the number of the op's autograd node
         self._path: list[str] = [""]
+        self.running: list[nn.Module] = []  # the modules inside their forward
         self._draws: dict[Any, Any] = {}
         self._outside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -87,9 +88,11 @@ class Watch(TorchDispatchMode):
 
         def enter(submodule: nn.Module, args: Any) -> None:
             self._path.append(paths.get(submodule, self._path[-1]))
+            self.running.append(submodule)
 
         def leave(submodule: nn.Module, args: Any, result: Any) -> None:
             self._path.pop()
+            self.running.pop()
 
         depth = len(self._path)
         handles = (
@@ -102,6 +105,7 @@ class Watch(TorchDispatchMode):
             for handle in handles:
                 handle.remove()
             del self._path[depth:]
+            self.running.clear()
 
     def _shield_outside_tensors(
         self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -6,8 +6,9 @@ import torch
 from typing_extensions import Self
 
 from poptorch._logging import logger
+from poptorch.autocasting import Policy
 from poptorch.enums import HalfFloatCastingBehavior
-from poptorch.errors import OptionValueError
+from poptorch.errors import OptionError, OptionValueError
 from poptorch.options.checks import boolean, member
 from poptorch.options.group import OptionGroup, option
 from poptorch.options.popart import PopartOptions
@@ -48,6 +49,18 @@ class PrecisionOptions(OptionGroup):
         """Choose the type of an operation that mixes float16 and float32."""
         behaviour = member("halfFloatCasting", half_float_casting, HalfFloatCastingBehavior)
         return self._store(half_float_casting=behaviour)
+
+    @option(autocast_enabled=True)
+    def autocastEnabled(self, autocast_enabled: bool) -> Self:
+        """Let regions of `poptorch.autocast()` have their effect."""
+        return self._store(autocast_enabled=boolean("autocastEnabled", autocast_enabled))
+
+    @option(autocast_policy=Policy())
+    def autocastPolicy(self, autocast_policy: Policy) -> Self:
+        """Choose which operations inside `poptorch.autocast()` are float16 and which float32."""
+        if not isinstance(autocast_policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise OptionError(f"autocastPolicy takes a poptorch.autocasting.Policy, not {autocast_policy!r}")
+        return self._store(autocast_policy=autocast_policy)
 
     @option(running_statistics_always_float=True)
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from poptorch.autocasting import Policy
 from poptorch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, OutputMode, ReductionType
 from poptorch.options.batching import BatchPlan
 from poptorch.options.options import Anchor, Options
@@ -22,6 +23,7 @@ class Settings:
     clip_norm: tuple[float, float] | None  # the limit, and the kind of norm
     clip_value: float | None
     half_float_casting: HalfFloatCastingBehavior
+    autocasting: Policy | None  # None: switched off
     floating_point_checks: bool
     synthetic_data: int  # one of popart.SyntheticDataMode
     random_seed: int | None
@@ -53,6 +55,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
         clip_norm=training_options.clip_grad_norm if training_options.exists("clip_grad_norm") else None,
         clip_value=training_options.clip_grad_value if training_options.exists("clip_grad_value") else None,
         half_float_casting=options.Precision.half_float_casting,
+        autocasting=options.Precision.autocast_policy if options.Precision.autocast_enabled else None,
         floating_point_checks=bool(popart.get("enableFloatingPointChecks")),
         synthetic_data=popart.get("syntheticDataMode", 0),
         random_seed=options.random_seed if options.exists("random_seed") else None,
