@@ -48,7 +48,8 @@ def test_names_exist_only_after_compilation():
         model.getTensorNames()
     model.compile(X, Y)
     names = model.getTensorNames()
-    for pattern in (r"\bfc1\b", r"\bfc2\b", "^input", "^loss", "^Gradient___", "^UpdatedVar__", "^scaledLearningRate"):
+    starts = ("input", "loss", "Gradient___", "UpdatedVar__", "scaledLearningRate", "weightDecayScaleFactor")
+    for pattern in (r"\bfc1\b", r"\bfc2\b", *(f"^{start}" for start in starts)):
         assert any(re.search(pattern, name) for name in names), pattern
     assert {"fc1/MatMul:0", "blocks/0/Relu:0", "blocks/1/MatMul:0", "fc2.bias", "input/x"} <= set(names)
     assert len(set(names)) == len(names)
@@ -80,6 +81,43 @@ def test_gradients_and_updated_weights():
         torch.testing.assert_close(out, expected.detach())
         assert previous is None or not torch.equal(previous, model.getAnchoredTensor("new"))
         previous = model.getAnchoredTensor("new")
+
+
+def test_numbers_of_the_optimiser_are_those_of_the_last_call():
+    chosen = options(
+        decay="weightDecayScaleFactor0___specific___fc1.bias", lr="scaledLearningRate0___specific___fc1.bias"
+    )
+    module = Net()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, weight_decay=0.5)
+    model = poptorch.trainingModel(module, chosen, optimizer)
+    model(X, Y)
+    optimizer.param_groups[0]["lr"] = 0.2
+    model.setOptimizer(optimizer)
+    torch.testing.assert_close(model.getAnchoredTensor("decay"), torch.tensor(1 - 0.1 * 0.5))
+    torch.testing.assert_close(model.getAnchoredTensor("lr"), torch.tensor(0.1))
+    model(X, Y)
+    torch.testing.assert_close(model.getAnchoredTensor("decay"), torch.tensor(1 - 0.2 * 0.5))
+
+
+def test_number_that_the_optimiser_does_not_have():
+    model, _ = trained(options(decay="adamBeta1___specific___fc1.bias"))
+    with pytest.raises(poptorch.Error, match="which the optimiser does not have"):
+        model(X, Y)
+    assert not model.isCompiled()
+
+
+@pytest.mark.parametrize("scaling", [1.0, 2.0])
+def test_final_loss_scale_is_the_scale_times_the_factor_before_the_call(scaling):
+    chosen = options(final="finalLossScale")
+    chosen.Training.setAutomaticLossScaling(True)
+    module = Net().half()
+    optimizer = poptorch.optim.Adam(module.parameters(), lr=0.01, loss_scaling=scaling)
+    model = poptorch.trainingModel(module, chosen, optimizer)
+    model.compile(X.half(), Y.half())
+    for _ in range(5):
+        factor = optimizer.state_dict()["ipu_state"]["lossScaleUpdateFactor"].clone()
+        model(X.half(), Y.half())
+        torch.testing.assert_close(model.getAnchoredTensor("final"), scaling * factor)
 
 
 @pytest.mark.parametrize(

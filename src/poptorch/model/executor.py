@@ -32,7 +32,7 @@ from poptorch.model.graph_json import graph_json
 from poptorch.model.grouping import ReplicaGroups, one_group_each, plan_groupings
 from poptorch.model.hooks import compile_hooks
 from poptorch.model.measurements import Measurements
-from poptorch.model.optimizers import Optimizers, OptimizerSet, settings_for
+from poptorch.model.optimizers import Optimizers, OptimizerSet, is_number, settings_for
 from poptorch.model.parameter_proxy import ParameterProxy
 from poptorch.model.printing import module_repr
 from poptorch.model.state import OwnedState, Snapshot
@@ -111,6 +111,8 @@ class PoplarExecutor(Measurements):
         outputs = self._session.run(tensors)
         for output in outputs:
             output.backward = _refuse_backward  # pyright: ignore
+        if self._settings.anchors:
+            self._session.anchored.update(self._optimizers.anchored(self._settings.anchors))
         if self._training:
             self._optimizers.mark_step()
             for clock in self._clocks:
@@ -221,7 +223,9 @@ class PoplarExecutor(Measurements):
             with one_group_each(parameters, groupings), compile_hooks():
                 captured = self._capture(call, args, kwargs)
             phase("Optimising the graph")
-            executable = compile_graph(captured.graph, captured.result, self._settings, dumping(label))
+            anchors = {s: anchor for s, anchor in self._settings.anchors.items() if not is_number(anchor.long_name)}
+            settings = replace(self._settings, anchors=anchors)
+            executable = compile_graph(captured.graph, captured.result, settings, dumping(label))
             executable = replace(executable, groupings=groupings)
             kernels = {}
             strides: dict[str, tuple[int, ...]] = {}
@@ -241,6 +245,8 @@ class PoplarExecutor(Measurements):
         self._call, self._session, self._state = call, session, state
         self._variants.add(Variant(call, session, state, reason, time.perf_counter() - start))
         self._connect_optimizers()
+        if not self._attachment.is_offline:
+            self._optimizers.anchored(self._settings.anchors)  # raises if there is no such number
         logger.info(
             "compiled a %s model for %s emulated IPU(s) on the %s engine",
             label,
@@ -396,7 +402,7 @@ class PoplarExecutor(Measurements):
         """The names of all tensors that `Options.anchorTensor` can ask for."""
         if self._session is None:
             raise AnchorError(_NOT_COMPILED)
-        return list(self._session.executable.tensor_names)
+        return [*self._session.executable.tensor_names, *self._optimizers.numbers()]
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """What the last call computed for the anchor of this name."""

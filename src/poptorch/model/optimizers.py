@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
 
 from poptorch._logging import logger
 from poptorch.enums import MeanReductionStrategy, ReductionType
-from poptorch.errors import OptimizerValueError, explain
+from poptorch.errors import Error, OptimizerValueError, explain, nearest
 from poptorch.model.state import OwnedState
 from poptorch.optim import Optimizer
 from poptorch.optim.attributes import AttributeWatch
 from poptorch.optim.description import describe
 from poptorch.optim.plan import OptimizerPlan
 from poptorch.optim.view import ProgramView
-from poptorch.options import Options, Settings, resolve
+from poptorch.options import Anchor, Options, Settings, resolve
 
 Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer] | tuple[torch.optim.Optimizer, ...]
 
@@ -29,6 +29,7 @@ class OptimizerSet:
         self.plans: tuple[OptimizerPlan, ...] = ()
         self._watches: dict[int, AttributeWatch] = {}
         self._described: list[str] = []
+        self._views: list[ProgramView] = []
 
     def __iter__(self) -> Iterator[tuple[torch.optim.Optimizer, OptimizerPlan]]:
         return zip(self.optimizers, self.plans, strict=True)
@@ -60,11 +61,36 @@ class OptimizerSet:
         """Let PopTorch's optimisers show what the program knows about them in their `state_dict()`."""
         is_mean = settings.reduction is ReductionType.Mean
         divisor = settings.batching.micro_batches_per_update if is_mean else 1
+        self._views = []
         for index, (optimizer, plan) in enumerate(self):
+            parameters = state.trained_parameters(index, plan)
+            view = ProgramView(plan, parameters, divisor, state.scale_factor, state.replica_groups)
+            if view.has_names_for(plan):
+                self._views.append(view)
             if isinstance(optimizer, Optimizer):
-                parameters = state.trained_parameters(index, plan)
-                optimizer._connect(ProgramView(plan, parameters, divisor, state.scale_factor, state.replica_groups))
+                optimizer._connect(view)
                 optimizer.ipu_state_is_dirty = False
+
+    def numbers(self) -> dict[str, torch.Tensor]:
+        """The numbers that the program has from the optimisers, by the names that they have on an IPU."""
+        return {name: number for view in self._views for name, number in view.numbers().items()}
+
+    def anchored(self, anchors: Mapping[str, Anchor]) -> dict[str, torch.Tensor]:
+        """The numbers that anchors ask for; a call uses the same in all of its micro-batches."""
+        wanted = {short: anchor.long_name for short, anchor in anchors.items() if is_number(anchor.long_name)}
+        numbers = self.numbers() if wanted else {}
+        for short, name in wanted.items():
+            if name not in numbers:
+                raise Error(
+                    f"anchorTensor({short!r}, …) asks for {name!r}, which the optimiser does not have"
+                    f"{nearest(name, numbers)}. getTensorNames() lists all names."
+                )
+        return {short: numbers[name] for short, name in wanted.items()}
+
+
+def is_number(name: str) -> bool:
+    """Whether a tensor of this name comes from an optimiser and not from the graph."""
+    return name == "lossScaling_FLOAT" or "___specific___" in name
 
 
 def settings_for(

@@ -38,6 +38,11 @@ class ProgramView:
     scale_factor: torch.Tensor | None  # of automatic loss scaling
     replica_groups: Mapping[str, int]  # how many groups of replicas have a value of their own, by name of parameter
 
+    @staticmethod
+    def has_names_for(plan: OptimizerPlan) -> bool:
+        """Whether an IPU has such an optimiser; a `step()` of the user's own has no names there."""
+        return plan.kind in _STATE_NAMES
+
     def state(self, optimizer: Any) -> dict[str, torch.Tensor]:
         """The tensors that the update changes: those in the optimiser's own `state`."""
         found = {
