@@ -164,3 +164,34 @@ def test_exceptions_are_logged_with_their_traceback(capsys):
     except KeyError:
         poptorch.logger.exception("it failed")
     assert "KeyError: 'lost'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def unconfigured(monkeypatch):
+    """A logger without handlers and a hook that remembers what it was given, as in a program that has its own."""
+    seen: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, traceback: seen.append(error))
+    handlers, poptorch.logger.handlers = poptorch.logger.handlers, []
+    yield seen
+    for handler in poptorch.logger.handlers:
+        handler.close()
+    poptorch.logger.handlers = handlers
+
+
+def test_a_log_file_shows_what_ended_the_program_and_other_hooks_still_run(unconfigured, monkeypatch, tmp_path):
+    file = tmp_path / "log.txt"
+    monkeypatch.setenv("POPTORCH_LOG_DEST", str(file))
+    _logging.configure()
+    ends = [KeyError("lost"), KeyboardInterrupt()]
+    for error in ends:
+        sys.excepthook(type(error), error, None)
+    assert unconfigured == ends
+    assert "[critical] the program ends with an exception\nKeyError: 'lost'" in file.read_text()
+    assert "KeyboardInterrupt" not in file.read_text()
+
+
+def test_without_a_log_file_the_hook_of_the_program_is_left_alone(unconfigured, monkeypatch):
+    monkeypatch.setenv("POPTORCH_LOG_DEST", "stderr")
+    hook = sys.excepthook
+    _logging.configure()
+    assert sys.excepthook is hook

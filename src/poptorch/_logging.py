@@ -6,6 +6,7 @@ import functools
 import logging
 import sys
 from collections import Counter
+from types import TracebackType
 from typing import TextIO
 
 from poptorch import environment
@@ -130,7 +131,24 @@ def configure() -> None:
         handler.setFormatter(_Formatter())
         handler.addFilter(_repeats)
         logger.addHandler(handler)
+        if isinstance(handler, logging.FileHandler):
+            _log_what_ends_the_program()
     setLogLevel(environment.LOG_LEVEL.read())
+
+
+def _log_what_ends_the_program() -> None:
+    """Let a log file show the exception that nobody caught; whatever hook is installed still does its work.
+
+    On a terminal Python prints it anyway.
+    """
+    hook = sys.excepthook
+
+    def log_and_go_on(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            logger.critical("the program ends with an exception", exc_info=(kind, error, traceback))
+        hook(kind, error, traceback)
+
+    sys.excepthook = log_and_go_on
 
 
 def _handler(destination: str) -> logging.Handler:
