@@ -35,6 +35,11 @@ class Variable:
 
 ENGINE = Variable("POPTORCH_ENGINE", "", "engine to use, `inductor` or `eager`; Options.engine wins over it")
 DUMP = Variable("POPTORCH_DUMP", "", "folder that receives the graph after each pass, one text file per pass")
+EXPORT_PROTO_FILE = Variable(
+    "POPTORCH_EXPORT_PROTO_FILE", "", "file that receives the captured graph as text; in a folder it is `model.proto`"
+)
+EXPORT_PROTO_AS_BINARY = Variable("POPTORCH_EXPORT_PROTO_AS_BINARY", "0", "1 compresses that file with zlib")
+MAX_GRAPH_LEN = Variable("POPTORCH_MAX_GRAPH_LEN", "10", "lines of a captured graph in the log at DEBUG; 0 for all")
 KEEP_MEMORY = Variable("POPTORCH_KEEP_MEMORY", "1", "0 returns freed memory to the system during training; slower")
 DATA_TIMEOUT = Variable(
     "POPTORCH_DATA_TIMEOUT",

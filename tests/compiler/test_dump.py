@@ -1,6 +1,9 @@
-"""POPTORCH_DUMP: the graph after each pass as readable text."""
+"""Graphs as readable text: after each pass, and as captured in a file and in the log."""
 
 from __future__ import annotations
+
+import logging
+import zlib
 
 import pytest
 import torch
@@ -73,3 +76,36 @@ def test_without_the_variable_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train(Regression(), (torch.ones(4, 3), torch.ones(4, 2)))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_binary", ["0", "1"])
+def test_captured_graph_goes_to_a_file_in_folders_that_are_made(is_binary, tmp_path, monkeypatch):
+    file = tmp_path / "my_dir" / "my_model.proto"
+    monkeypatch.setenv("POPTORCH_EXPORT_PROTO_FILE", str(file))
+    monkeypatch.setenv("POPTORCH_EXPORT_PROTO_AS_BINARY", is_binary)
+    train(Regression(), (torch.ones(4, 3), torch.ones(4, 2)))
+    content = zlib.decompress(file.read_bytes()) if is_binary == "1" else file.read_bytes()
+    assert content.startswith(b"step(fc.weight: f32[2,3] parameter")
+    assert b"y = self.fc(x)" in content
+
+
+def test_captured_graph_in_an_existing_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("POPTORCH_EXPORT_PROTO_FILE", str(tmp_path))
+    poptorch.inferenceModel(torch.nn.ReLU(), poptorch.Options().engine("eager")).compile(torch.ones(1))
+    assert [path.name for path in tmp_path.iterdir()] == ["model.proto"]
+
+
+@pytest.mark.parametrize(("limit", "cut"), [("3", True), ("0", False), (None, True)])
+def test_log_shows_the_first_lines_of_a_graph(limit, cut, caplog, monkeypatch):
+    if limit is None:
+        monkeypatch.delenv("POPTORCH_MAX_GRAPH_LEN", raising=False)
+    else:
+        monkeypatch.setenv("POPTORCH_MAX_GRAPH_LEN", limit)
+    with caplog.at_level(logging.DEBUG, logger="poptorch::python"):
+        train(Regression(), (torch.ones(4, 3), torch.ones(4, 2)))
+    (shown,) = [record.message for record in caplog.records if record.message.startswith("captured step(")]
+    assert ("lines more" in shown) is cut
+    if cut:
+        assert len(shown.splitlines()) == int(limit or 10) + 1
+    else:
+        assert "as fc.bias new value" in shown

@@ -73,6 +73,21 @@ def test_post_hook_runs_also_when_forward_fails():
     assert not poptorch.isRunningOnIpu()
 
 
+def test_after_a_failed_compilation_other_models_compile():
+    class Lossless(nn.Linear):
+        def forward(self, x):
+            return super().forward(x)
+
+    lossless = Lossless(2, 2)
+    training = poptorch.trainingModel(lossless, poptorch.Options().engine("eager"))
+    with pytest.raises(poptorch.Error, match="Couldn't find a loss"):
+        training(torch.ones(1, 2))
+    assert not training.isCompiled()
+    assert infer(nn.ReLU())(torch.ones(1)).item() == 1
+    assert type(lossless.weight) is nn.Parameter
+    assert lossless(torch.ones(1, 2)).shape == (1, 2)
+
+
 def test_failing_pre_hook_leaves_the_model_uncompiled_and_compilable():
     def refuse() -> None:
         raise ValueError("not now")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import logging
 
 import pytest
 import torch
@@ -234,3 +236,71 @@ def test_batch_norm_in_eval_mode_keeps_its_statistics_while_training():
     training = poptorch.trainingModel(module, options(), sgd(module))
     torch.testing.assert_close(training(x, target)[0], expected)
     assert all(torch.equal(buffer, before[name]) for name, buffer in module.named_buffers())
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.decode.weight = self.encode.weight
+
+    def forward(self, x, target=None):
+        y = self.decode(torch.tanh(self.encode(x)))
+        return y if target is None else F.mse_loss(y, target)
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, poptorch.optim.Adam])
+def test_training_and_inference_take_turns_on_one_device_with_tied_weights(make):
+    """Detaching and attaching changes neither weights nor the state of the optimiser."""
+    torch.manual_seed(0)
+    module, x = Tied(), torch.randn(8, 4)
+    reference = copy.deepcopy(module)
+    optimizer, theirs = make(module.parameters(), lr=0.05), torch.optim.Adam(reference.parameters(), lr=0.05)
+    training = poptorch.trainingModel(module, options().useIpuId(0), optimizer)
+    inference = poptorch.inferenceModel(module, options().useIpuId(0))
+    losses, predictions = [], []
+    for _ in range(4):
+        losses.append(training(x, x).item())
+        training.detachFromDevice()
+        predictions.append(inference(x))
+        inference.detachFromDevice()
+        theirs.zero_grad()
+        reference(x, x).backward()
+        theirs.step()
+        torch.testing.assert_close(predictions[-1], reference(x).detach(), rtol=1e-4, atol=1e-5)
+    assert losses == sorted(losses, reverse=True)
+    assert module.encode.weight is module.decode.weight
+
+
+def test_new_learning_rate_is_logged_and_no_weight_is_copied(caplog):
+    module = Regression()
+    optimizer = sgd(module)
+    training = poptorch.trainingModel(module, options(), optimizer)
+    training(*batch())
+    optimizer.param_groups[0]["lr"] = 0.25
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, logger="poptorch::python"):
+        training.setOptimizer(optimizer)
+        training(*batch())
+    assert "optimizer with SGD" in caplog.text
+    assert "0.25" in caplog.text
+    assert "Writing weights" not in caplog.text
+    assert "copyWeights" not in caplog.text
+
+
+def test_log_shows_when_an_inference_model_copies_its_weights(caplog):
+    module = Regression()
+    training = poptorch.trainingModel(module, options(), sgd(module))
+    inference = poptorch.inferenceModel(module, options())
+    inference(*batch())
+    with caplog.at_level(logging.DEBUG, logger="poptorch::python"):
+        inference(*batch())
+        assert "weights" not in caplog.text.lower()
+        training(*batch())
+        inference(*batch())
+        assert "Implicit copyWeightsToDevice()" in caplog.text
+        assert caplog.text.count("Writing weights from host to IPU memory") == 1
+        inference.copyWeightsToHost()
+        assert caplog.text.count("Writing weights from IPU to host") == 1

@@ -1,10 +1,13 @@
-"""Write the graph after each pass to the folder that `POPTORCH_DUMP` names."""
+"""Show graphs to the user: after each pass in the folder of `POPTORCH_DUMP`, as captured in a file and in the log."""
 
 from __future__ import annotations
 
+import logging
+import zlib
 from pathlib import Path
 
 from poptorch import environment
+from poptorch._logging import logger
 from poptorch.compiler.passes import Observer
 from poptorch.ir import StepGraph
 
@@ -27,6 +30,22 @@ def dumping(label: str) -> Observer:
         (target / f"{number:02d}_{name}.txt").write_text(text, encoding="utf-8")
 
     return write
+
+
+def show_captured(graph: StepGraph) -> None:
+    """Write a graph to the file of `POPTORCH_EXPORT_PROTO_FILE`, and its first lines to the log at DEBUG."""
+    if logger.isEnabledFor(logging.DEBUG):
+        limit = environment.MAX_GRAPH_LEN.integer()
+        lines = str(graph).splitlines()
+        rest = [f"  … {len(lines) - limit} lines more"] if 0 < limit < len(lines) else []
+        logger.debug("captured %s", "\n".join([*(lines[:limit] if rest else lines), *rest]))
+    file = environment.EXPORT_PROTO_FILE.read()
+    if not file:
+        return
+    path = Path(file) / "model.proto" if Path(file).is_dir() else Path(file)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = f"{graph}\n".encode()
+    path.write_bytes(zlib.compress(content) if environment.EXPORT_PROTO_AS_BINARY.flag() else content)
 
 
 def _new_folder(folder: Path, label: str) -> Path:

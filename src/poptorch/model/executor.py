@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from poptorch._logging import limit_repeats, logger
 from poptorch.capture import Call, Captured
-from poptorch.compiler import compile_graph, dumping
+from poptorch.compiler import compile_graph, dumping, show_captured
 from poptorch.errors import AnchorError, ArgumentError, Error, WrappedError, explain, nearest
 from poptorch.executable import Executable
 from poptorch.faults import FAULTS
@@ -168,6 +168,7 @@ class PoplarExecutor(Measurements):
 
     def _refresh(self, state: Snapshot) -> None:
         assert self._session is not None
+        logger.debug("Writing weights from host to IPU memory")
         state.seen = [clock.time for clock in self._clocks]
         state.refresh()
         self._host_is_stale = False
@@ -222,6 +223,7 @@ class PoplarExecutor(Measurements):
             groupings = plan_groupings(parameters, self.per_replica_params, self._settings)
             with one_group_each(parameters, groupings), compile_hooks():
                 captured = self._capture(call, args, kwargs)
+            show_captured(captured.graph)
             phase("Optimising the graph")
             anchors = {s: anchor for s, anchor in self._settings.anchors.items() if not is_number(anchor.long_name)}
             settings = replace(self._settings, anchors=anchors)
@@ -350,6 +352,7 @@ class PoplarExecutor(Measurements):
         state = self._compiled_state()
         if isinstance(state, Snapshot):
             assert self._session is not None
+            logger.debug("Writing weights from IPU to host")
             state.write_back(self._session.executable.step.written_state)
             self._host_is_stale = False
 

@@ -56,7 +56,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
         clip_value=training_options.clip_grad_value if training_options.exists("clip_grad_value") else None,
         half_float_casting=options.Precision.half_float_casting,
         autocasting=options.Precision.autocast_policy if options.Precision.autocast_enabled else None,
-        floating_point_checks=bool(popart.get("enableFloatingPointChecks")),
+        floating_point_checks=popart.get("enableFloatingPointChecks") is True,
         synthetic_data=popart.get("syntheticDataMode", 0),
         random_seed=options.random_seed if options.exists("random_seed") else None,
         show_progress=options.show_compilation_progress_bar,
