@@ -132,6 +132,16 @@ def test_inference_uses_the_weight_of_each_group():
     torch.testing.assert_close(out, torch.arange(6.0).view(2, 3).repeat_interleave(2, dim=0))
 
 
+def test_state_of_an_optimiser_has_an_entry_per_group_under_its_ipu_names():
+    module = Sharded(torch.randn(4, 3, 5))
+    optimizer = poptorch.optim.AdamW([module.weight], lr=0.1)
+    model = poptorch.trainingModel(module, options(4), optimizer)
+    group(model, CommGroupType.NoGrouping, 0)
+    model(torch.randn(4, 6, 3))
+    state = optimizer.state_dict()["ipu_state"]
+    assert state["Accl1___weight"].shape == state["Accl2___weight"].shape == (4, 3, 5)
+
+
 @pytest.mark.parametrize("kind", [CommGroupType.Consecutive, CommGroupType.NoGrouping])
 def test_both_retrieval_modes_read_the_same(kind):
     torch.manual_seed(0)

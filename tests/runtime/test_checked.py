@@ -88,17 +88,24 @@ def test_chosen_engine_does_not_switch_checks_off():
         poptorch.inferenceModel(Apply(lambda x: 1 / x), checked().engine("inductor"))(torch.zeros(1))
 
 
-def test_what_depends_on_weights_alone_is_checked_too():
+def test_what_depends_on_weights_alone_is_checked_whenever_weights_are_taken_over():
     class Inverse(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.zeros(2))
+            self.weight = nn.Parameter(torch.ones(2))
 
         def forward(self, x):
             return x + 1 / self.weight
 
-    with pytest.raises(poptorch.Error, match="reciprocal of the forward pass"):
-        poptorch.inferenceModel(Inverse(), checked())(torch.ones(2))
+    module = Inverse()
+    model = poptorch.inferenceModel(module, checked())
+    assert model(torch.ones(2)).tolist() == [2, 2]
+    module.weight.data.zero_()
+    for attempt in (model.copyWeightsToDevice, lambda: model(torch.ones(2))):
+        with pytest.raises(poptorch.Error, match="reciprocal of the forward pass"):
+            attempt()
+    module.weight.data.fill_(2.0)
+    assert model(torch.ones(2)).tolist() == [1.5, 1.5]
 
 
 class Root(nn.Module):
@@ -175,7 +182,9 @@ def test_layers_of_many_kinds_pass_the_checks():
             h, _ = self.lstm(x)
             h, _ = self.attention(h, h, h, attn_mask=nn.Transformer.generate_square_subsequent_mask(5))
             h = F.max_pool1d(self.norm(self.conv(h.transpose(1, 2))).relu(), 2).mean(-1)
-            return F.cross_entropy(h + self.embedding(tokens), tokens[:, 0] % 4)
+            aligned = F.ctc_loss(F.log_softmax(x, -1).transpose(0, 1), tokens[:, :1] % 3 + 1, (5, 5), (1, 1))
+            loss = F.cross_entropy(h + self.embedding(tokens), tokens[:, 0] % 4)
+            return poptorch.identity_loss(loss + aligned, reduction="none")
 
     model = Zoo()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

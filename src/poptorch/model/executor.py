@@ -169,10 +169,11 @@ class PoplarExecutor(Measurements):
     def _refresh(self, state: Snapshot) -> None:
         assert self._session is not None
         logger.debug("Writing weights from host to IPU memory")
-        state.seen = [clock.time for clock in self._clocks]
+        state.seen = []  # if this fails, the next call tries again
         state.refresh()
-        self._host_is_stale = False
         self._session.bind(state.tensors())
+        state.seen = [clock.time for clock in self._clocks]
+        self._host_is_stale = False
 
     # ---- compiling
 
