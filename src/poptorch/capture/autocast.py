@@ -40,7 +40,7 @@ class Autocast:
             return args, kwargs
         dtype = torch.float16 if rule in ("fp16", "demote") else torch.float32
         if func in _WRITING:
-            return (args[0].to(dtype), *args[1:]), kwargs
+            return tuple(arg.to(dtype) if index == 0 else arg for index, arg in enumerate(args)), kwargs
         return cast_all(dtype, args, kwargs)
 
     def _rule(self, func: Function) -> str | None:
