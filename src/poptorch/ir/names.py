@@ -39,8 +39,7 @@ def tensor_names(graph: StepGraph, *, with_paths: bool = True) -> Names:
     """Every tensor of a step under a name; `with_paths` puts the place in the model in front of ops."""
     values: dict[str, fx.Node] = {}
     state: dict[str, str] = {}
-    pairs = list(zip(graph.signature.inputs, graph.placeholders, strict=True))
-    for spec, node in pairs:
+    for spec, node in zip(graph.signature.inputs, graph.placeholders, strict=True):
         if spec.role is Role.USER_INPUT:
             values[f"input/{spec.name.removeprefix('input:')}"] = node
         elif spec.role in (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE):
@@ -48,7 +47,6 @@ def tensor_names(graph: StepGraph, *, with_paths: bool = True) -> Names:
         elif spec.role is Role.HYPER:
             group, _, hyper = spec.name.partition(":")
             state[f"{_HYPERS.get(hyper, hyper)}___{group}"] = spec.name
-    scales = {node for spec, node in pairs if spec.owner == "loss"}
     counts: Counter[str] = Counter()
     stems: dict[fx.Node, str] = {}
     for node in graph.ops.nodes:
@@ -65,8 +63,6 @@ def tensor_names(graph: StepGraph, *, with_paths: bool = True) -> Names:
         stem = "/".join([*(note.path.split(".") if with_paths and note.path else []), *backward, _kind(node)])
         counts[stem] += 1
         stems[node] = stem if counts[stem] == 1 else f"{stem}__{counts[stem] - 1}"
-        if scales and _kind(node) == "Prod" and set(node.all_input_nodes[0].all_input_nodes) == scales:
-            values["finalLossScale"] = node
         if not isinstance(value_of(node), (tuple, list)):
             values[f"{stems[node]}:0"] = node
     for spec, node in zip(graph.signature.outputs, graph.results, strict=True):
