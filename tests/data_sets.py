@@ -69,8 +69,8 @@ class Dicts(Inc):
 class Failing(Inc):
     """One element does what `fault` names. Whoever loads elements can be made to note its process id in a file."""
 
-    def __init__(self, fault, n=100, at=5, notes=None):
-        super().__init__(n)
+    def __init__(self, fault, n=100, at=5, notes=None, shape=(2, 3)):
+        super().__init__(n, shape)
         self.fault, self.at, self.notes = fault, at, notes
 
     def __getitem__(self, index):

@@ -7,6 +7,7 @@ note their numbers in a file, by which the names are known that they might leave
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -22,18 +23,17 @@ STRATEGIES = {
     "forkserver": poptorch.SharingStrategy.ForkServer,
     "spawn": poptorch.SharingStrategy.SharedMemory,
 }
+SHAPES = [(2, 3), (100, 100)]  # of samples: batches of the first come inside a message, of the second in shared memory
 TIMEOUT_SECONDS = 0.3  # of a worker that sleeps; what a good batch takes does not matter, the error is the same
 
 
-def open_loader(mode, start_method, workers, fault, notes, **settings):
+def open_loader(mode, start_method, workers, dataset, **settings):
     mode = poptorch.DataLoaderMode[mode]
     if mode != poptorch.DataLoaderMode.Sync:
         settings["async_options"] = {"sharing_strategy": STRATEGIES[start_method]}
     if workers:
         settings["multiprocessing_context"] = start_method
-    return poptorch.DataLoader(
-        poptorch.Options(), Failing(fault, notes=notes), batch_size=2, num_workers=workers, mode=mode, **settings
-    )
+    return poptorch.DataLoader(poptorch.Options(), dataset, batch_size=2, num_workers=workers, mode=mode, **settings)
 
 
 def others():
@@ -49,12 +49,12 @@ def wait_until(condition, seconds):
         time.sleep(0.02)
 
 
-def run_once(mode, start_method, workers, fault, notes, **settings):
+def run_once(mode, start_method, workers, dataset, **settings):
     """Iterate into the fault; how long after the last good batch the error came, and what was left behind."""
     loader, error, batches = None, "", 0
     last = time.monotonic()
     try:
-        loader = open_loader(mode, start_method, workers, fault, notes, **settings)
+        loader = open_loader(mode, start_method, workers, dataset, **settings)
         for _ in loader:
             batches, last = batches + 1, time.monotonic()
     except Exception as caught:
@@ -63,7 +63,7 @@ def run_once(mode, start_method, workers, fault, notes, **settings):
     del loader
     gc.collect()  # the frames in a traceback may refer to each other
     wait_until(lambda: not others(), 5)
-    pids = {os.getpid(), *map(int, Path(notes).read_text().split())}
+    pids = {os.getpid(), *map(int, Path(dataset.notes).read_text().split())}
     return {"batches": batches, "seconds": seconds, "error": error, "left": others(), "segments": segments(pids)}
 
 
@@ -72,14 +72,15 @@ def run(mode, start_method, workers, repeats, notes, *faults):
     multiprocessing.set_forkserver_preload(["data.fault_driver"])
     for fault in faults:
         settings = {"timeout": TIMEOUT_SECONDS} if fault == "sleep" else {}
-        for _ in range(repeats):
-            outcome = run_once(mode, start_method, workers, fault.partition("-")[0], notes, **settings)
+        for _, shape in zip(range(repeats), itertools.cycle(SHAPES), strict=False):
+            dataset = Failing(fault.partition("-")[0], notes=notes, shape=shape)
+            outcome = run_once(mode, start_method, workers, dataset, **settings)
             print(json.dumps({"mode": mode, "fault": fault, **outcome}), flush=True)
 
 
 def wait_in_the_loop(mode, start_method, workers, notes):
     """Be in the middle of an epoch until somebody ends this process; a worker is stuck meanwhile."""
-    loader = open_loader(mode, start_method, workers, "sleep", notes, timeout=1000)
+    loader = open_loader(mode, start_method, workers, Failing("sleep", notes=notes), timeout=1000)
     for _ in loader:
         print("waiting", flush=True)
         time.sleep(1000)

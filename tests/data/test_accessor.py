@@ -303,10 +303,10 @@ def test_data_that_can_be_read_only_once():
 def test_a_busy_worker_is_not_stalled():
     patience = Patience(idle=0.5, busy=60.0)
     loader = loader_of(Slow(2, 1.2, computes=True), DataLoaderMode.Sync)
-    loader.patience = patience
+    loader._patience = patience
     assert first_values(accessor_of(loader)) == [0, 1]
     loader = loader_of(Slow(2, 1.2), DataLoaderMode.Sync)
-    loader.patience = patience
+    loader._patience = patience
     accessor = accessor_of(loader)
     with pytest.raises(poptorch.Error, match="idle all the time"):
         first_values(accessor)

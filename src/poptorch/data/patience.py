@@ -80,6 +80,11 @@ class Watch:
         """The first batch has come."""
         self.patience = self._usual_patience
 
+    @property
+    def waited(self) -> float:
+        """Seconds since the wait began."""
+        return time.monotonic() - self._began
+
     def verdict(self) -> str | None:
         """Why the wait should end, or None as long as it may go on; to be asked again and again while waiting."""
         now = time.monotonic()
