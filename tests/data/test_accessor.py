@@ -126,6 +126,13 @@ def test_rebatching_by_hand():
     assert len(accessor) == 7 * 3 // 8
 
 
+def test_a_profile_shows_the_wait_for_data():
+    accessor = accessor_of(Inc(3))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+        first_values(accessor)
+    assert [event.name for event in recorded.events()].count("poptorch.DataLoader.next") == 4  # with the end
+
+
 # ---- elements
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.utils.data
 from typing_extensions import Self
 
+from poptorch import profiling
 from poptorch._logging import logger
 from poptorch.data.channel import Channel, Kind, Message
 from poptorch.data.lifeline import Lifeline
@@ -30,6 +31,8 @@ from poptorch.data.worker import Job
 from poptorch.enums import SharingStrategy
 from poptorch.errors import DataError, Error, WorkerError, explain
 from poptorch.ir.structure import CUSTOM_TYPES, ICustomArgParser
+
+_TRACE = profiling.Channel("poptorch.DataLoader")  # PyTorch marks the other mode by itself
 
 
 class AsynchronousDataAccessor:
@@ -126,6 +129,10 @@ class AsynchronousDataAccessor:
 
     def __next__(self) -> Any:
         """The next element; what the last one gave is no longer valid."""
+        with _TRACE.tracepoint("next"):
+            return self._next()
+
+    def _next(self) -> Any:
         self._check_usable()
         if not self._is_requested:
             self._request()
