@@ -67,13 +67,16 @@ class Dicts(Inc):
 
 
 class Failing(Inc):
-    """One element does what `fault` names."""
+    """One element does what `fault` names. Whoever loads elements can be made to note its process id in a file."""
 
-    def __init__(self, fault, n=100, at=5):
-        super().__init__(n)
-        self.fault, self.at = fault, at
+    def __init__(self, fault, n=100, at=5, notes=None, shape=(2, 3)):
+        super().__init__(n, shape)
+        self.fault, self.at, self.notes = fault, at, notes
 
     def __getitem__(self, index):
+        if self.notes is not None:
+            with Path(self.notes).open("a") as file:
+                file.write(f"{os.getpid()}\n")
         if index == self.at:
             FAULTS[self.fault]()
         return super().__getitem__(index)

@@ -1,4 +1,4 @@
-"""Which processes run, according to /proc."""
+"""Which processes run, according to /proc, and what they leave in shared memory."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def members(*, session=None, group=None):
         if state != "Z" and (session in (None, int(its_session)) and group in (None, int(its_group))):
             found[int(entry.name)] = command
     return found
+
+
+def segments(pids):
+    """The names in shared memory that these processes gave to batches that they sent."""
+    return [path.name for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]

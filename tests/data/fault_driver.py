@@ -1,38 +1,44 @@
-"""Runs one loader with one kind of start method into every fault, and prints what happened as JSON lines.
+"""A program that runs loaders into faults and prints what happened as JSON lines.
 
-It is run as a process of its own, in a session of its own: whatever it starts belongs to that session, so that nothing
-can be overlooked. Usage: fault_driver.py MODE START_METHOD WORKERS REPEATS FAULT...
+It runs in a session of its own: whatever it starts belongs to that session, so that nothing can be overlooked. Workers
+note their numbers in a file, by which the names are known that they might leave in shared memory.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
+import multiprocessing
 import os
-import signal
-import sys
 import time
+from pathlib import Path
 
 import poptorch
 from data_sets import Failing
-from processes import members
+from processes import members, segments
 
-STRATEGIES = {"fork": poptorch.SharingStrategy.Fork, "spawn": poptorch.SharingStrategy.SharedMemory}
+STRATEGIES = {
+    "fork": poptorch.SharingStrategy.Fork,
+    "forkserver": poptorch.SharingStrategy.ForkServer,
+    "spawn": poptorch.SharingStrategy.SharedMemory,
+}
+SHAPES = [(2, 3), (100, 100)]  # of samples: batches of the first come inside a message, of the second in shared memory
+TIMEOUT_SECONDS = 0.3  # of a worker that sleeps; what a good batch takes does not matter, the error is the same
 
 
-def open_loader(mode, start_method, workers, fault, **settings):
+def open_loader(mode, start_method, workers, dataset, **settings):
+    mode = poptorch.DataLoaderMode[mode]
     if mode != poptorch.DataLoaderMode.Sync:
         settings["async_options"] = {"sharing_strategy": STRATEGIES[start_method]}
     if workers:
         settings["multiprocessing_context"] = start_method
-    return poptorch.DataLoader(
-        poptorch.Options(), Failing(fault), batch_size=2, num_workers=workers, mode=mode, **settings
-    )
+    return poptorch.DataLoader(poptorch.Options(), dataset, batch_size=2, num_workers=workers, mode=mode, **settings)
 
 
 def others():
     """The processes of this session, without this one and Python's own helpers."""
-    helpers = ("resource_tracker", "forkserver")
+    helpers = ("resource_tracker", "multiprocessing.forkserver")
     found = members(session=os.getsid(0))
     return {pid: c for pid, c in found.items() if pid != os.getpid() and not any(name in c for name in helpers)}
 
@@ -41,15 +47,14 @@ def wait_until(condition, seconds):
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.02)
-    return condition()
 
 
-def run_once(mode, start_method, workers, fault, **settings):
+def run_once(mode, start_method, workers, dataset, **settings):
     """Iterate into the fault; how long after the last good batch the error came, and what was left behind."""
     loader, error, batches = None, "", 0
     last = time.monotonic()
     try:
-        loader = open_loader(mode, start_method, workers, fault, **settings)
+        loader = open_loader(mode, start_method, workers, dataset, **settings)
         for _ in loader:
             batches, last = batches + 1, time.monotonic()
     except Exception as caught:
@@ -58,29 +63,24 @@ def run_once(mode, start_method, workers, fault, **settings):
     del loader
     gc.collect()  # the frames in a traceback may refer to each other
     wait_until(lambda: not others(), 5)
-    return {"fault": fault, "batches": batches, "seconds": seconds, "error": error, "left": others()}
+    pids = {os.getpid(), *map(int, Path(dataset.notes).read_text().split())}
+    return {"batches": batches, "seconds": seconds, "error": error, "left": others(), "segments": segments(pids)}
 
 
-def wait_in_the_loop(mode, start_method, workers):
+def run(mode, start_method, workers, repeats, notes, *faults):
+    """Every fault so many times."""
+    multiprocessing.set_forkserver_preload(["data.fault_driver"])
+    for fault in faults:
+        settings = {"timeout": TIMEOUT_SECONDS} if fault == "sleep" else {}
+        for _, shape in zip(range(repeats), itertools.cycle(SHAPES), strict=False):
+            dataset = Failing(fault.partition("-")[0], notes=notes, shape=shape)
+            outcome = run_once(mode, start_method, workers, dataset, **settings)
+            print(json.dumps({"mode": mode, "fault": fault, **outcome}), flush=True)
+
+
+def wait_in_the_loop(mode, start_method, workers, notes):
     """Be in the middle of an epoch until somebody ends this process; a worker is stuck meanwhile."""
-    loader = open_loader(mode, start_method, workers, "sleep", timeout=1000)
+    loader = open_loader(mode, start_method, workers, Failing("sleep", notes=notes), timeout=1000)
     for _ in loader:
         print("waiting", flush=True)
         time.sleep(1000)
-
-
-def main():
-    mode, start_method, workers, repeats, *faults = sys.argv[1:]
-    mode, workers = poptorch.DataLoaderMode[mode], int(workers)
-    for fault in faults:
-        if fault == "wait":
-            wait_in_the_loop(mode, start_method, workers)
-        settings = {"timeout": 1.0} if fault == "sleep" else {}
-        for _ in range(int(repeats)):
-            outcome = run_once(mode, start_method, workers, fault.partition("-")[0], **settings)
-            print(json.dumps({**outcome, "fault": fault}), flush=True)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite that runs in the background ignores it
-    main()

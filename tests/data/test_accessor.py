@@ -5,10 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,8 +17,6 @@ from poptorch.data.patience import Patience
 from processes import members
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-
-TESTS = Path(__file__).parent.parent
 
 
 def accessor_of(dataset, **arguments):
@@ -36,14 +31,6 @@ def loader_of(dataset, mode=DataLoaderMode.Async, **arguments):
 
 def first_values(iterable):
     return [int(element.flatten()[0]) for element in iterable]
-
-
-def run(code):
-    """Run a program of its own; gives what it prints."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])}
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=environment
-    )
 
 
 # ---- iterating
@@ -137,6 +124,13 @@ def test_rebatching_by_hand():
     accessor = accessor_of(loader, rebatched_size=8)
     assert [batch[:, 0, 0].tolist() for batch in accessor] == [[*range(8)], [*range(8, 16)], [*range(16, 20)]]
     assert len(accessor) == 7 * 3 // 8
+
+
+def test_a_profile_shows_the_wait_for_data():
+    accessor = accessor_of(Inc(3))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+        first_values(accessor)
+    assert [event.name for event in recorded.events()].count("poptorch.DataLoader.next") == 4  # with the end
 
 
 # ---- elements
@@ -314,12 +308,12 @@ def test_data_that_can_be_read_only_once():
 
 
 def test_a_busy_worker_is_not_stalled():
-    patience = Patience(idle=1.0, busy=60.0)
-    loader = loader_of(Slow(2, 2.5, computes=True), DataLoaderMode.Sync)
-    loader.patience = patience
+    patience = Patience(idle=0.5, busy=60.0)
+    loader = loader_of(Slow(2, 1.2, computes=True), DataLoaderMode.Sync)
+    loader._patience = patience
     assert first_values(accessor_of(loader)) == [0, 1]
-    loader = loader_of(Slow(2, 2.5), DataLoaderMode.Sync)
-    loader.patience = patience
+    loader = loader_of(Slow(2, 1.2), DataLoaderMode.Sync)
+    loader._patience = patience
     accessor = accessor_of(loader)
     with pytest.raises(poptorch.Error, match="idle all the time"):
         first_values(accessor)
@@ -342,18 +336,18 @@ worker = loader._accessor._worker.pid
 
 def printed(ran):
     """What a program printed, apart from debug lines."""
-    return [line for line in (ran.stdout + ran.stderr).splitlines() if "[debug]" not in line]
+    return [line for line in (ran.output + ran.errors).splitlines() if "[debug]" not in line]
 
 
-def test_leaving_a_loop_and_the_program():  # 36, 43
-    ran = run(HEAD + "for batch in loader: break\nprint(worker)")
+def test_leaving_a_loop_and_the_program(programs):  # 36, 43
+    ran = programs.run(HEAD + "for batch in loader: break\nprint(worker)")
     (pid,) = printed(ran)
-    assert f"AsynchronousDataAccessor worker process: {pid}" in ran.stderr
+    assert f"AsynchronousDataAccessor worker process: {pid}" in ran.errors
     assert members(group=int(pid)) == {}
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_an_interrupt_prints_nothing(epochs):  # 42
+def test_an_interrupt_prints_nothing(programs, epochs):  # 42
     code = f"""
 for _ in range({epochs}):
     for batch in loader: pass
@@ -364,7 +358,7 @@ try:
 except KeyboardInterrupt:
     sys.exit(0)
 """
-    assert printed(run(HEAD + code)) == []
+    assert printed(programs.run(HEAD + code)) == []
 
 
 def test_deleting_ends_the_worker():

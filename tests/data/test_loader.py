@@ -388,6 +388,7 @@ def test_options_are_frozen():  # 57, 59; options 30, 33; runtime 55
         lambda: options.randomSeed(42),
         lambda: loader.options.set(random_seed=42),
         lambda: options.Training.gradientAccumulation(2),
+        lambda: options._Popart.set("groupNormStridedChannelGrouping", True),
         lambda: setattr(options, "replication_factor", 2),
     ):
         with pytest.raises(AttributeError, match="Can't modify frozen Options"):
@@ -400,7 +401,14 @@ def test_a_copy_of_frozen_options_can_be_changed():  # 58
     for twin in (copy.deepcopy(options), options.clone()):
         twin.deviceIterations(4).Training.gradientAccumulation(2)
         twin.Distributed.configureProcessId(1, 2)
-        assert (twin.device_iterations, options.device_iterations) == (4, 1)
+        twin._Popart.set("groupNormStridedChannelGrouping", True)
+        twin.TensorLocations.numIOTiles(32)
+        twin.Precision.enableStochasticRounding(True)
+        changed = (twin.device_iterations, twin.Training.gradient_accumulation, twin.Distributed.processId)
+        assert changed == (4, 2, 1)
+        assert {"groupNormStridedChannelGrouping", "enableStochasticRounding"} <= set(twin._Popart.options)
+        assert (options.device_iterations, options.Distributed.numProcesses) == (1, 1)
+        assert "enableStochasticRounding" not in options._Popart.options
 
 
 def test_the_first_argument_is_options():

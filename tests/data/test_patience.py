@@ -70,6 +70,17 @@ def test_a_timeout_is_a_plain_limit(clock):
     assert when == 20
 
 
+@pytest.mark.parametrize("patience", [Patience(), Patience.of(20)])
+def test_time_in_which_the_program_was_stopped_does_not_count(clock, patience):
+    watch = Watch(patience, lambda: [])
+    clock.now += 1
+    assert watch.verdict() is None
+    clock.now += 1000
+    assert watch.verdict() is None
+    when, _ = clock.first_verdict(watch, share=0.0, limit=2000)
+    assert when - 1001 <= patience.idle + 1
+
+
 def test_the_first_batch_may_take_as_long_as_starting_takes():
     assert Patience.of(1).at_start == Patience()
     assert Patience.of(5000).at_start == Patience(5000, 5000)

@@ -69,6 +69,7 @@ def test_a_batch_sampler_decides_the_size():
     assert (found.combined_batch_size, found.group_size, found.torch_drops_last) == (30, 5, False)
 
 
-def test_a_batch_has_rows():
-    with pytest.raises(AssertionError, match="batch_size is 0"):
-        plan(batch_size=0)
+@pytest.mark.parametrize("size", [0, -1, 2.5, "four"])
+def test_a_batch_has_rows(size):
+    with pytest.raises(AssertionError, match=f"batch_size is {size!r}"):
+        plan(batch_size=size)

@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 import poptorch
 from data_sets import Inc, Pairs
-from poptorch import DataLoaderMode, SharingStrategy
+from poptorch import DataLoaderMode, OutputMode, SharingStrategy
 
 ALL_MODES = pytest.mark.parametrize("mode", DataLoaderMode, ids=lambda mode: mode.name)
 
@@ -52,7 +52,7 @@ def test_data_and_labels():  # 10
 
 def test_rows_must_divide():  # 15
     model = poptorch.inferenceModel(Double(), poptorch.Options().deviceIterations(4))
-    with pytest.raises(AssertionError, match="6 rows do not split into 4 micro-batches"):
+    with pytest.raises(AssertionError, match=r"Invalid batch dimension.*6 rows do not split into 4 micro-batches"):
         model(torch.zeros(6, 1))
 
 
@@ -77,6 +77,44 @@ def test_training_is_the_same_in_every_mode(mode):
     losses = [training(*batch)[1].item() for _ in range(10) for batch in loader]
     assert losses[-1] < 1e-3
     assert torch.allclose(model.weight, torch.ones(1, 5), atol=0.05)
+
+
+def trained(mode, period=None):
+    """Outputs and losses of many steps in one call; the same steps in every mode."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(10, 10)
+    options = poptorch.Options().deviceIterations(200)
+    if mode is not None:
+        options.outputMode(mode, period)
+
+    class WithLoss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x, target):
+            y = self.layer(x)
+            return y, torch.nn.functional.mse_loss(y, target)
+
+    model = poptorch.trainingModel(WithLoss(), options, torch.optim.SGD(layer.parameters(), lr=0.02))
+    return model(torch.randn(1, 10).repeat(200, 1), torch.randn(1, 10).repeat(200, 1))
+
+
+def test_outputs_of_many_steps():  # 65 to 68
+    out, losses = trained(OutputMode.All)
+    assert (out.shape, losses.shape) == ((200, 10), (200,))
+    means = losses.view(10, 20).mean(1).tolist()
+    assert means == sorted(means, reverse=True)
+    every, their_losses = trained(OutputMode.EveryN, 20)
+    assert torch.equal(every, out[19::20])
+    assert torch.equal(their_losses, losses[19::20])
+    last, last_loss = trained(None)
+    assert torch.equal(last, out[-1:])
+    assert torch.equal(last_loss, losses[-1])
+    assert last_loss < 0.2
+    total, total_loss = trained(OutputMode.Sum)
+    torch.testing.assert_close(total, out.sum(0, keepdim=True), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(total_loss, losses.sum(), rtol=1e-4, atol=1e-4)
 
 
 def test_batches_reach_the_program_without_a_copy(monkeypatch):

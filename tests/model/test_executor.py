@@ -156,9 +156,12 @@ def test_model_must_be_a_module(wrap):
         wrap(lambda x: x)
 
 
-def test_inference_accumulates_no_gradients():
-    with pytest.raises(poptorch.Error, match=r"gradientAccumulation is 2"):
-        infer(Regression(), G=2)
+@pytest.mark.parametrize("strategy", [poptorch.PipelinedExecution, poptorch.ShardedExecution])
+def test_inference_accumulates_no_gradients(strategy):
+    made = options(G=2).setExecutionStrategy(strategy(poptorch.AutoStage.AutoIncrement))
+    text = r"You must set poptorch\.Options\(\)\.Training\.gradientAccumulation to 1; deviceIterations"
+    with pytest.raises(poptorch.Error, match=rf"(?s)gradientAccumulation is 2.*{text}"):
+        poptorch.inferenceModel(Regression(), made)
 
 
 def test_without_an_optimiser_it_is_plain_gradient_descent():

@@ -52,11 +52,11 @@ def test_an_assigned_replication_factor_is_honoured():
 @pytest.mark.parametrize(
     ("mode", "period", "expected"),
     [
-        (OutputMode.All, None, lambda native: native),
-        (OutputMode.Default, None, lambda native: native),
+        (OutputMode.All, 5, lambda native: native),  # only one mode has a period
+        (OutputMode.Default, 5, lambda native: native),
         (OutputMode.EveryN, 5, lambda native: native[[4, 9]]),
-        (OutputMode.Final, None, lambda native: native[9:]),
-        (OutputMode.Sum, None, lambda native: native.sum(0, keepdim=True)),
+        (OutputMode.Final, 5, lambda native: native[9:]),
+        (OutputMode.Sum, 5, lambda native: native.sum(0, keepdim=True)),
     ],
 )
 def test_output_modes_choose_among_ten_iterations(mode, period, expected):

@@ -18,6 +18,7 @@ import torch
 import torch.utils.data
 from typing_extensions import Self
 
+from poptorch import profiling
 from poptorch._logging import logger
 from poptorch.data.channel import Channel, Kind, Message
 from poptorch.data.lifeline import Lifeline
@@ -30,6 +31,8 @@ from poptorch.data.worker import Job
 from poptorch.enums import SharingStrategy
 from poptorch.errors import DataError, Error, WorkerError, explain
 from poptorch.ir.structure import CUSTOM_TYPES, ICustomArgParser
+
+_TRACE = profiling.Channel("poptorch.DataLoader")  # PyTorch marks the other mode by itself
 
 
 class AsynchronousDataAccessor:
@@ -91,7 +94,7 @@ class AsynchronousDataAccessor:
             slots=buffer_size + 1,
             held=self._held,
             rebatched_size=rebatched_size,
-            keeps_remainder=not getattr(dataset, "drops_remainder", getattr(dataset, "drop_last", True)),
+            keeps_remainder=not getattr(dataset, "_drops_remainder", getattr(dataset, "drop_last", True)),
             load_indefinitely=load_indefinitely,
             early_preload=early_preload,
             spins=miss_sleep_time_in_ms <= 0,
@@ -126,6 +129,10 @@ class AsynchronousDataAccessor:
 
     def __next__(self) -> Any:
         """The next element; what the last one gave is no longer valid."""
+        with _TRACE.tracepoint("next"):
+            return self._next()
+
+    def _next(self) -> Any:
         self._check_usable()
         if not self._is_requested:
             self._request()
@@ -249,7 +256,7 @@ def _check_dataset(dataset: Any, rebatched_size: int | None) -> None:
     if rebatched_size is not None:
         if not isinstance(rebatched_size, int) or rebatched_size < 2:
             raise DataError(f"rebatched_size is None or a number of rows greater than 1, not {rebatched_size!r}.")
-    elif getattr(dataset, "may_end_with_remainder", False):
+    elif getattr(dataset, "_may_end_with_remainder", False):
         raise DataError(
             explain(
                 "this DataLoader has drop_last=False, so its last batch may be smaller than the others.",
@@ -259,7 +266,7 @@ def _check_dataset(dataset: Any, rebatched_size: int | None) -> None:
 
 
 def _patience_for(dataset: Any, timeout: float) -> Patience:
-    own = getattr(dataset, "patience", None)
+    own = getattr(dataset, "_patience", None)
     if timeout or not isinstance(own, Patience):
         return Patience.of(timeout or getattr(dataset, "timeout", 0))
     # A loader with torch workers watches them itself and knows more about them, so it may speak first.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.util import register_after_fork
 
-from poptorch.data.leftovers import remove_segments
+from poptorch.data.leftovers import kill_group, remove_segments
 
 
 class Lifeline:
@@ -52,4 +52,4 @@ def end_process() -> None:
 
 def end_group() -> None:
     """Kill this process and everything it started."""
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+    kill_group(os.getpgrp())

@@ -73,7 +73,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise DataError("rebatched_size is set by the loader: use DataLoaderMode.AsyncRebatched instead.")
         options._freeze()
         self._options = options
-        self.patience = Patience.of(kwargs.pop("timeout", 0))
+        self._patience = Patience.of(kwargs.pop("timeout", 0))
         self._plan = plan_loading(
             options,
             batch_size=batch_size,
@@ -119,12 +119,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return self._options
 
     @property
-    def drops_remainder(self) -> bool:
+    def _drops_remainder(self) -> bool:
         """Whether rows at the end that do not fill a whole call are left out."""
         return self._plan.drop_last
 
     @property
-    def may_end_with_remainder(self) -> bool:
+    def _may_end_with_remainder(self) -> bool:
         """Whether the last item may have fewer rows than the others."""
         plan = self._plan
         return not plan.drop_last and plan.group_size == 0 and plan.combined_batch_size not in (None, 1)
@@ -152,7 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """PyTorch's hook to make the iterator of an epoch."""
         if self.num_workers == 0:
             return super()._get_iterator()
-        return SupervisedIterator(self, self.patience)
+        return SupervisedIterator(self, self._patience)
 
     def terminate(self) -> None:
         """Stop the asynchronous worker, if there is one. Happens by itself when the loader is deleted, and at exit."""

@@ -8,13 +8,12 @@ busy. Only if there is neither a batch nor work for `idle` seconds, or no batch 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from poptorch import environment
+from poptorch.data.process_table import ProcessStat, process_table
 from poptorch.errors import DataError, explain
 
 IDLE_SECONDS = 7.0
@@ -22,7 +21,7 @@ BUSY_SECONDS = 3600.0
 POLL_SECONDS = 0.25  # how often a wait looks up
 _WORKING_SHARE = 0.005  # of one core: below this a process is waiting, for example in a loop around a short sleep
 _LOOK_SECONDS = 1.0  # how often processor times are read while waiting
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+_HELD_UP_SECONDS = 2.0  # a wait that has not looked up for so long was itself not running: suspended, or stopped
 
 
 @dataclass(frozen=True)
@@ -74,16 +73,24 @@ class Watch:
 
     def start(self) -> None:
         """A wait begins now."""
-        self._began = self._worked = self._looked = time.monotonic()
+        self._began = self._worked = self._looked = self._awake = time.monotonic()
         self._spent: float | None = None
 
     def has_started(self) -> None:
         """The first batch has come."""
         self.patience = self._usual_patience
 
+    @property
+    def waited(self) -> float:
+        """Seconds since the wait began."""
+        return time.monotonic() - self._began
+
     def verdict(self) -> str | None:
-        """Why the wait should end, or None as long as it may go on."""
+        """Why the wait should end, or None as long as it may go on; to be asked again and again while waiting."""
         now = time.monotonic()
+        if now - self._awake > _HELD_UP_SECONDS:  # the workers may have been held up too, so they get this time again
+            self._began, self._worked = self._began + now - self._awake, self._worked + now - self._awake
+        self._awake = now
         if now - self._began >= self.patience.busy:
             return f"no batch for {now - self._began:.1f} s"
         if now - self._looked >= min(_LOOK_SECONDS, self.patience.idle / 4):
@@ -108,7 +115,7 @@ def seconds_of_work(pids: Iterable[int]) -> float | None:
 
     None where the system does not tell (it needs Linux's /proc).
     """
-    table = {stat.pid: stat for stat in _process_table()}
+    table = {stat.pid: stat for stat in process_table()}
     if not table:
         return None
     roots = set(pids)
@@ -118,29 +125,8 @@ def seconds_of_work(pids: Iterable[int]) -> float | None:
     return sum(stat.seconds for stat in members)
 
 
-@dataclass(frozen=True)
-class _Stat:
-    pid: int
-    parent: int
-    seconds: float
-    waits_for_disk: bool
-
-
-def _process_table() -> list[_Stat]:
-    found: list[_Stat] = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = entry.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has ended meanwhile
-            continue
-        fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold blanks
-        seconds = sum(map(int, fields[11:15])) / _TICKS_PER_SECOND  # own and of children that ended
-        found.append(_Stat(int(entry.parent.name), int(fields[1]), seconds, fields[0] == "D"))
-    return found
-
-
-def _descends(stat: _Stat, roots: set[int], table: dict[int, _Stat]) -> bool:
-    current: _Stat | None = stat
+def _descends(stat: ProcessStat, roots: set[int], table: dict[int, ProcessStat]) -> bool:
+    current: ProcessStat | None = stat
     while current is not None:
         if current.pid in roots:
             return True

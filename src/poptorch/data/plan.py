@@ -6,6 +6,7 @@ Pure numbers; `plan_loading` is tested without data, workers or processes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from poptorch.enums import DataLoaderMode
@@ -56,8 +57,8 @@ def plan_loading(
         return LoadPlan(getattr(batch_sampler, "batch_size", 1), per_call, 1, None, per_call, drop_last)
     if batch_size is None:
         return LoadPlan(None, per_call, None, None, 0, drop_last)
-    if batch_size < 1:
-        raise DataError(f"batch_size is {batch_size}, but a micro-batch has at least one row.")
+    if not isinstance(batch_size, Integral) or batch_size < 1:
+        raise DataError(f"batch_size is {batch_size!r}, but a micro-batch has a number of rows, at least one.")
     combined = fetch = batch_size * per_call
     if mode is DataLoaderMode.AsyncRebatched and rebatched_worker_size is not None:
         if not 1 <= rebatched_worker_size <= combined:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from poptorch.data.channel import Channel, Kind
+from poptorch.data.leftovers import kill_group
 from poptorch.data.lifeline import Lifeline
 from poptorch.data.shared_file import SharedFile
 from poptorch.data.worker import Job, run
@@ -114,6 +115,5 @@ class WorkerProcess:
 
     def _kill_group(self) -> None:
         """Kill the worker and the processes it started, which form a group of their own."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        kill_group(self.pid)
         self._process.kill()

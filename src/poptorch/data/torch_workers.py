@@ -2,7 +2,8 @@
 
 The one place that knows the inside of PyTorch's multi-process iterator. It adds what that iterator lacks: a worker that
 does nothing ends in an error instead of a wait without end; an error says which worker and why; workers end with the
-process that started them; and each epoch draws the same random numbers whether workers persist or not.
+process that started them; each epoch draws the same random numbers whether workers persist or not; and small batches
+come as they are, without shared memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from poptorch.data.leftovers import remove_segments
 from poptorch.data.lifeline import Lifeline, end_process
+from poptorch.data.packing import PackSmall
 from poptorch.data.patience import POLL_SECONDS, Patience, Watch
 from poptorch.errors import WorkerError, explain
 
@@ -28,6 +30,7 @@ HOW_TO_WAIT_LONGER = (
     "if it needs that long, pass timeout=<seconds per batch> to the loader, or set POPTORCH_DATA_TIMEOUT"
 )
 _GRACE_SECONDS = 5.0  # for a worker to finish the batch that it is loading when nobody wants it any more
+_UNNOTICED_SECONDS = 4 * POLL_SECONDS  # for which a dead worker may stay unnoticed by a wait that works as it should
 FETCHER_FAILED = "An error occurred in the data fetcher"
 
 
@@ -63,19 +66,26 @@ class SupervisedIterator(_MultiProcessingDataLoaderIter):
         pids: list[int] = []
         self._watch = Watch(patience, lambda: pids)  # without a reference to self: a cycle would be freed late
         self._is_waiting = False
-        self._stalled: str | None = None
-        user_init = loader.worker_init_fn
-        loader.worker_init_fn = WorkerStart(self._lifeline, user_init)
-        try:
+        self._blamed: str | None = None  # what the supervisor found
+        with self._changed_for_workers(loader):
             super().__init__(loader)
-        finally:
-            loader.worker_init_fn = user_init
         pids.extend(worker.pid for worker in self._workers if worker.pid is not None)
         self._forget_pids()  # PyTorch's signal handler would raise anywhere in the program; here deaths are looked for
         results: Any = self._worker_result_queue
         if not self._pin_memory:
             results._writer.close()  # so that reading ends when the last worker has ended
         threading.Thread(target=_supervise, args=(weakref.ref(self),), daemon=True, name="poptorch-supervisor").start()
+
+    @contextlib.contextmanager
+    def _changed_for_workers(self, loader: Any) -> Iterator[None]:
+        """While PyTorch starts the workers, what it hands to them is ours around the user's."""
+        user_init, user_collate = loader.worker_init_fn, loader.collate_fn
+        loader.worker_init_fn = WorkerStart(self._lifeline, user_init)
+        loader.collate_fn = PackSmall(user_collate)
+        try:
+            yield
+        finally:
+            loader.worker_init_fn, loader.collate_fn = user_init, user_collate
 
     @property
     def is_usable(self) -> bool:
@@ -113,29 +123,42 @@ class SupervisedIterator(_MultiProcessingDataLoaderIter):
 
     def check_patience(self) -> None:
         """Called by the supervisor from time to time: kill the workers if the wait has lasted too long."""
-        verdict = self._watch.verdict() if self._is_waiting else None
-        if verdict is None or self._stalled is not None:
+        if not self._is_waiting or self._blamed is not None:
             return
-        index = self._task_info.get(self._rcvd_idx, (0,))[0]
-        self._stalled = explain(
-            f"{self._name(index)} is stalled: {verdict}.",
-            likely="the data set waits for something that does not come: a lock, a connection, a sleep",
-            fix=HOW_TO_WAIT_LONGER,
-        )
-        for worker in self._workers:
-            worker.kill()
+        self._blamed = self._why_to_give_up()
+        if self._blamed is not None:
+            for worker in self._workers:
+                worker.kill()
+
+    def _why_to_give_up(self) -> str | None:
+        verdict = self._watch.verdict()
+        if verdict is not None:
+            index = self._task_info.get(self._rcvd_idx, (0,))[0]
+            return explain(
+                f"{self._name(index)} is stalled: {verdict}.",
+                likely="the data set waits for something that does not come: a lock, a connection, a sleep",
+                fix=HOW_TO_WAIT_LONGER,
+            )
+        # PyTorch notices this too, unless it is in the middle of a batch that the worker will not complete.
+        wanted = [index for index, is_active in enumerate(self._workers_status) if is_active]
+        return self._obituary(wanted) if self._watch.waited > _UNNOTICED_SECONDS else None
 
     def _find_lost(self) -> LostWorker | None:
         """The worker that is to blame for an error, if one is; a process that is just ending gets a moment."""
-        if self._stalled is not None:
-            return LostWorker(self._stalled)
         end = time.monotonic() + 4 * POLL_SECONDS
         while time.monotonic() < end:
-            ended = [(worker.exitcode, i) for i, worker in enumerate(self._workers) if worker.exitcode is not None]
-            for code, index in sorted(ended, key=lambda end: end[0] == 0):  # code 0 may be a worker that had finished
-                likely = "lack of memory, a crash in native code, or os._exit in the data set"
-                return LostWorker(explain(f"{self._name(index)} {how_it_ended(code)}.", likely=likely))
+            why = self._blamed or self._obituary(range(len(self._workers)))
+            if why is not None:
+                return LostWorker(why)
             time.sleep(0.01)
+        return None
+
+    def _obituary(self, indices: Iterable[int]) -> str | None:
+        """How one of these workers ended, if one has."""
+        ended = [(self._workers[i].exitcode, i) for i in indices if self._workers[i].exitcode is not None]
+        for code, index in sorted(ended, key=lambda end: end[0] == 0):  # code 0 may be a worker that had finished
+            likely = "lack of memory, a crash in native code, or os._exit in the data set"
+            return explain(f"{self._name(index)} {how_it_ended(code)}.", likely=likely)
         return None
 
     def _name(self, index: int) -> str:

@@ -54,7 +54,8 @@ def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = 
         raise Error(
             explain(
                 f"gradientAccumulation is {count}, but an inference model accumulates no gradients.",
-                fix="leave Training.gradientAccumulation at 1; deviceIterations runs several batches per call",
+                fix="You must set poptorch.Options().Training.gradientAccumulation to 1; "
+                "deviceIterations runs several batches per call",
             )
         )
     return PoplarExecutor(_unwrap(model), own, training=False)

@@ -104,7 +104,8 @@ class BatchPlan:
             grouped = f" / inputReplicaGrouping {self.input_group_size}" if self.input_group_size > 1 else ""
             raise BatchSizeError(
                 explain(
-                    f"argument {name} has shape {list(shape)}: {rows} rows do not split into {parts} micro-batches.",
+                    f"Invalid batch dimension: argument {name} has shape {list(shape)}, "
+                    f"but {rows} rows do not split into {parts} micro-batches.",
                     arithmetic=(
                         f"deviceIterations {self.device_iterations} × replicationFactor {self.replicas}{grouped} × "
                         f"gradientAccumulation {self.gradient_accumulation} = {parts} micro-batches; "
