@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from poptorch.data.leftovers import kill_group, remove_segments
-from processes import members
+from processes import members, segments
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a file system of shared memory")
 
@@ -47,3 +47,31 @@ def test_a_group_goes_with_the_names_of_all_its_processes():
             path.unlink(missing_ok=True)
     assert leader.wait() == -signal.SIGKILL
     assert members(group=leader.pid) == {}
+
+
+NAMING = """
+import os
+from pathlib import Path
+from data_sets import Failing
+
+class Naming(Failing):  # every worker looks as if it were in the middle of sending a batch
+    def __getitem__(self, index):
+        Path(f"/dev/shm/torch_{{os.getpid()}}_1_2").touch()
+        return super().__getitem__(index)
+
+mode = poptorch.DataLoaderMode.{mode}
+loader = poptorch.DataLoader(poptorch.Options(), Naming("exit", at=-1, notes={notes!r}), num_workers=2, mode=mode,
+                             async_options={{"sharing_strategy": poptorch.SharingStrategy.Fork}})
+for _ in zip(range(2), loader):  # one batch of each worker
+    pass
+"""
+
+
+@pytest.mark.parametrize("mode", ["Sync", "Async"])
+@pytest.mark.parametrize("end", ["", "del loader"])
+def test_the_end_of_a_program_or_a_loader_leaves_no_names(programs, tmp_path, mode, end):
+    notes = tmp_path / "pids"
+    programs.run(NAMING.format(mode=mode, notes=str(notes)) + end)
+    pids = set(notes.read_text().split())
+    assert len(pids) == 2
+    assert segments(pids) == []

@@ -13,7 +13,8 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -69,6 +70,8 @@ class SupervisedIterator(_MultiProcessingDataLoaderIter):
         self._blamed: str | None = None  # what the supervisor found
         with self._changed_for_workers(loader):
             super().__init__(loader)
+        # At exit, before Python terminates them: whoever is terminated while it sends leaves a name in shared memory.
+        self._end_workers = Finalize(self, _end_workers, args=(self._workers,), exitpriority=100)
         pids.extend(worker.pid for worker in self._workers if worker.pid is not None)
         self._forget_pids()  # PyTorch's signal handler would raise anywhere in the program; here deaths are looked for
         results: Any = self._worker_result_queue
@@ -183,15 +186,18 @@ class SupervisedIterator(_MultiProcessingDataLoaderIter):
     def _kill(self) -> None:
         """End the workers without asking: one that is stuck, or that died with a lock, would not let the others go."""
         self._shutdown = True
-        for worker in self._workers:
-            worker.kill()
-        for worker in self._workers:
-            worker.join(timeout=_utils.MP_STATUS_CHECK_INTERVAL)
-            if worker.pid is not None:
-                remove_segments(worker.pid)
+        self._end_workers()
         for queue in [*self._index_queues, self._worker_result_queue]:
             queue.cancel_join_thread()
             queue.close()
+
+
+def _end_workers(workers: Sequence[Any]) -> None:
+    for worker in workers:
+        worker.kill()
+    for worker in workers:
+        worker.join(timeout=_utils.MP_STATUS_CHECK_INTERVAL)
+        remove_segments(worker.pid)
 
 
 def _can_send(queue: Any) -> bool:
