@@ -13,20 +13,20 @@ from models import Regression
 from poptorch.executable.roll import Rolled, roll
 from poptorch.runtime import EagerEngine
 
-SHAPES = [(3,), (2, 3), (), (1,), (2, 2, 2), (4, 1)] * 3 + [(90, 100)]
+SHAPES = [(3,), (2, 3), (), (1,), (2, 2, 2)] * 3 + [(90, 100)]
 
 
 class Many(nn.Module):
     """Many parameters, each with a gradient of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, shapes=SHAPES) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        self.tensors = nn.ParameterList([torch.randn(shape, generator=generator) for shape in SHAPES])
+        self.tensors = nn.ParameterList([torch.randn(shape, generator=generator) for shape in shapes])
 
     def forward(self, x):
-        terms = [(t * (x.mean() + i + 1) + t.sin() / 10).sum() for i, t in enumerate(self.tensors)]
-        return poptorch.identity_loss(torch.stack(terms).sum(), reduction="sum")
+        flat = torch.cat([tensor.reshape(-1) for tensor in self.tensors])
+        return poptorch.identity_loss((flat * x.mean() + flat.sin() / 10).sum(), reduction="sum")
 
 
 def sgd(parameters):
@@ -73,8 +73,9 @@ def run_in_pieces(rolled: Rolled, state: list[torch.Tensor]) -> None:
         EagerEngine().compile(program).bind(arguments)([])
 
 
-@pytest.mark.parametrize("max_norm", [None, 0.1])
-@pytest.mark.parametrize("make", [sgd, adamw_in_two_groups, lamb, nadam, adafactor])
+@pytest.mark.parametrize(
+    ("make", "max_norm"), [(sgd, None), (adamw_in_two_groups, 0.1), (lamb, 0.1), (nadam, None), (adafactor, None)]
+)
 def test_pieces_do_what_the_whole_does(make, max_norm):
     training = trained(make, max_norm=max_norm)
     program = training._executable.update
@@ -105,7 +106,7 @@ def test_parameters_of_every_shape_share_few_patterns():
 
 def test_parameters_with_other_hyperparameters_have_other_arguments_but_the_same_code():
     rolled = roll(trained(adamw_in_two_groups)._executable.update, {})
-    one, other = rolled.pieces[0], rolled.pieces[6]
+    one, other = rolled.pieces[0], rolled.pieces[5]
     assert one.pattern == other.pattern
     assert one.sources[-3:] != other.sources[-3:]
 
@@ -121,11 +122,11 @@ def test_a_step_and_a_small_update_are_left_whole():
 
 @pytest.mark.inductor
 def test_many_parameters_train_like_in_plain_pytorch(engine):
-    model, reference = Many(), Many()
+    model, reference = Many([(3,), (2, 3)] * 8), Many([(3,), (2, 3)] * 8)
     optimizer = torch.optim.AdamW(reference.parameters(), lr=0.01)
     training = poptorch.trainingModel(model, options_for(engine), torch.optim.AdamW(model.parameters(), lr=0.01))
     for step in range(3):
-        batch = torch.arange(4.0) + step
+        batch = torch.arange(1.0, 5.0) + step
         training(batch)
         optimizer.zero_grad()
         for rows in batch.split(2):
