@@ -179,7 +179,7 @@ def test_two_runs_of_five_updates_are_one_of_ten(again):
     with pytest.raises(RuntimeError, match="Model has already been wrapped"):
         poptorch.trainingModel(module, options(d=5), sgd(module))
     training(x[:10], target[:10])
-    training.destroy()
+    (module if again == "model" else training).destroy()
     second = poptorch.trainingModel(module if again == "model" else training, options(d=5), sgd(module))
     second(x[10:], target[10:])
     torch.testing.assert_close(module.fc.weight, long.fc.weight)

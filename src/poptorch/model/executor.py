@@ -24,6 +24,7 @@ from poptorch.errors import AnchorError, ArgumentError, Error, WrappedError, exp
 from poptorch.executable import Executable
 from poptorch.faults import FAULTS
 from poptorch.ir.structure import rebuild
+from poptorch.model import handles
 from poptorch.model.arguments import ArgumentBinder, CallSpec, prepare
 from poptorch.model.attachment import Attachment
 from poptorch.model.buffers import check_broadcast, updatable_buffers
@@ -79,6 +80,7 @@ class PoplarExecutor(Measurements):
             self.setOptimizer(optimizer)
         if training:
             _wrapped[model] = weakref.ref(self)
+            handles.attach(model, self)
 
     def _forget(self) -> None:
         """Back to the state before compilation."""
@@ -325,6 +327,7 @@ class PoplarExecutor(Measurements):
         reference = _wrapped.get(self._user_model)
         if reference is not None and reference() is self:
             del _wrapped[self._user_model]
+            handles.detach(self._user_model)
 
     def isAttachedToDevice(self) -> bool:
         """Whether the model is compiled and holds its device."""
