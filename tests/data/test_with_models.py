@@ -8,6 +8,7 @@ from torch.utils.data import TensorDataset
 
 import poptorch
 from data_sets import Inc, Pairs
+from models import Regression
 from poptorch import DataLoaderMode, OutputMode, SharingStrategy
 
 ALL_MODES = pytest.mark.parametrize("mode", DataLoaderMode, ids=lambda mode: mode.name)
@@ -60,44 +61,24 @@ def test_rows_must_divide():  # 15
 def test_training_is_the_same_in_every_mode(mode):
     torch.manual_seed(0)
     x = torch.randn(64, 5)
-    model = torch.nn.Linear(5, 1)
-
-    class WithLoss(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self, x, target):
-            y = self.model(x)
-            return y, torch.nn.functional.mse_loss(y, target)
-
+    model = Regression(5, 1)
     options = poptorch.Options().deviceIterations(4)
     loader = loader_of(options, TensorDataset(x, x.sum(1, keepdim=True)), mode, batch_size=4)
-    training = poptorch.trainingModel(WithLoss(), options, torch.optim.SGD(model.parameters(), lr=0.1))
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
     losses = [training(*batch)[1].item() for _ in range(10) for batch in loader]
     assert losses[-1] < 1e-3
-    assert torch.allclose(model.weight, torch.ones(1, 5), atol=0.05)
+    assert torch.allclose(model.fc.weight, torch.ones(1, 5), atol=0.05)
 
 
 def trained(mode, period=None):
     """Outputs and losses of many steps in one call; the same steps in every mode."""
     torch.manual_seed(0)
-    layer = torch.nn.Linear(10, 10)
+    model = Regression(10, 10)
     options = poptorch.Options().deviceIterations(200)
     if mode is not None:
         options.outputMode(mode, period)
-
-    class WithLoss(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x, target):
-            y = self.layer(x)
-            return y, torch.nn.functional.mse_loss(y, target)
-
-    model = poptorch.trainingModel(WithLoss(), options, torch.optim.SGD(layer.parameters(), lr=0.02))
-    return model(torch.randn(1, 10).repeat(200, 1), torch.randn(1, 10).repeat(200, 1))
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.02))
+    return training(torch.randn(1, 10).repeat(200, 1), torch.randn(1, 10).repeat(200, 1))
 
 
 def test_outputs_of_many_steps():  # 65 to 68

@@ -1,7 +1,7 @@
 """Methods that a module has while it is wrapped for training: `destroy` and `copyWeightsToHostIfNeeded`.
 
-They are attributes of the module object, so its class stays the user's. Copies and pickles of the module hold None in
-their place: they are not wrapped, and whoever loads them needs no poptorch.
+They are attributes of the module object, so its class stays the user's. Deep copies and pickles of the module hold None
+in their place: they are not wrapped, and whoever loads them needs no poptorch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ class Handle:
     def __call__(self) -> Any:
         executor = self._executor()
         return False if executor is None else getattr(executor, self._name)()
-
-    def __copy__(self) -> None:
-        return None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
