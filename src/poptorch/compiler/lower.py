@@ -65,4 +65,5 @@ def lower(graph: StepGraph, result: Layout, settings: Settings, observe: Observe
         kept=plan.kept,
         sums=plan.output_mode is OutputMode.Sum,
     )
-    return Executable(Program(step), update, prepare, batching, result, index_checks(step), settings.random_seed)
+    program = Program(step, reads_fixed_state=not settings.training)
+    return Executable(program, update, prepare, batching, result, index_checks(step), settings.random_seed)

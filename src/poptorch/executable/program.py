@@ -21,6 +21,7 @@ class Program:
     """
 
     graph: StepGraph
+    reads_fixed_state: bool = False  # nobody but the program itself changes its state while it is bound
 
     @property
     def name(self) -> str:
@@ -61,6 +62,13 @@ class Program:
         """For each new value that the graph computes, the position of the input that it goes to."""
         positions = {spec.name: index for index, spec in enumerate(self.signature.inputs)}
         return tuple(positions[spec.name] for spec in self.signature.outputs if spec.role is OutputRole.NEW_VALUE)
+
+    @property
+    def fixed_positions(self) -> tuple[int, ...]:
+        """The positions of the inputs that are the same in every call."""
+        if not self.reads_fixed_state:
+            return ()
+        return tuple(index for index, spec in enumerate(self.state) if spec.name not in self.signature.written)
 
     def functional_ops(self) -> fx.GraphModule:
         """The ops with the returned values first and the new values of `written_positions` after them."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 from torch._inductor import inductor_prims
 from torch._inductor.decomposition import select_decomp_table
@@ -18,6 +19,9 @@ aten = torch.ops.aten
 _MAX_POOL = aten.max_pool2d_with_indices.default
 _MAX_POOL_BACKWARD = aten.max_pool2d_with_indices_backward.default
 _FEW_ELEMENTS = 2**15  # a loop of our own costs less than a call of PyTorch
+_CONVOLUTION_BACKWARD = aten.convolution_backward.default
+_WIDE = 64  # channels, from which on a matrix product of them is efficient
+_MANY_COLUMNS = 2**22  # elements of a matrix that costs more to write than its product saves
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -25,6 +29,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table = dict(select_decomp_table())
     table.pop(_MAX_POOL, None)
     table[_MAX_POOL_BACKWARD] = _ask_who_was_chosen
+    table[_CONVOLUTION_BACKWARD] = _multiply_columns
     return table
 
 
@@ -60,6 +65,44 @@ def _ask_who_was_chosen(
     is_chosen = indices[:, :, None, :, None] == row * width + column
     windows = _computed_first(torch.where(is_chosen, gradient[:, :, None, :, None], 0.0))
     return windows.reshape(len(x), height, width, -1).movedim(-1, 1)
+
+
+def _multiply_columns(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias_sizes: list[int] | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    """The backward pass of a wide convolution over small images: the weights' gradient as one matrix product.
+
+    Each row of the matrix is what the kernel sees at one place. oneDNN keeps such gradients in an order of its own,
+    which it has to bring them back from; the product has the order of channels-last weights right away.
+    """
+    places, columns = gradient.numel() // gradient.shape[1], weight.numel() // len(weight)
+    narrow = min(weight.shape[:2]) < _WIDE
+    if output_mask[1:] != [True, False] or transposed or groups > 1 or narrow or places * columns > _MANY_COLUMNS:
+        return NotImplemented
+    if weight.dim() != 4 or not weight.is_contiguous(memory_format=torch.channels_last):
+        return NotImplemented
+    channels_out, channels, high, wide = weight.shape
+    (down, right), (top, left) = dilation, padding
+    padded = _computed_first(F.pad(x.movedim(1, -1), (0, 0, left, left, top, top)).contiguous())
+    seen = padded.unfold(1, (high - 1) * down + 1, stride[0]).unfold(2, (wide - 1) * right + 1, stride[1])
+    matrix = seen[..., ::down, ::right].movedim(3, -1).reshape(places, columns)
+    product = gradient.movedim(1, -1).reshape(places, channels_out).t() @ matrix
+    of_weight = product.view(channels_out, high, wide, channels).movedim(-1, 1)
+    of_x = None
+    if output_mask[0]:
+        rest = (bias_sizes, stride, padding, dilation, transposed, output_padding, groups, [True, False, False])
+        of_x = aten.convolution_backward(gradient, x, weight, *rest)[0]
+    return of_x, of_weight, None
 
 
 def _computed_first(values: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,7 @@ from poptorch.runtime.decompositions import decompositions, runs_in_pytorch
 from poptorch.runtime.engine import Call
 from poptorch.runtime.layout import channels_last_strides
 from poptorch.runtime.memory import keep_freed_memory
+from poptorch.runtime.packed_weights import Packing, expect_packed
 
 _CONFIG: dict[str, Any] = {
     "size_asserts": False,
@@ -73,11 +74,13 @@ class InductorKernel:
     strides: Mapping[str, tuple[int, ...]]
 
     def bind(self, state: list[torch.Tensor]) -> Call:
-        plain = [tensor.detach() for tensor in state]
+        bound = [tensor.detach() for tensor in state]
+        for packing in self.code.packings:
+            packing.apply(bound)
         entry = self.code.entry
 
         def call(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-            return entry(plain + tensors)
+            return entry(bound + tensors)
 
         return call
 
@@ -121,13 +124,14 @@ class NativeCode:
 
     function: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
     native: Callable[[Any], Any] | None
+    packings: Sequence[Packing] = ()  # how some of its inputs are to be packed
 
     @classmethod
-    def of(cls, function: Any) -> NativeCode:
+    def of(cls, function: Any, packings: Sequence[Packing] = ()) -> NativeCode:
         native = inspect.getclosurevars(function).nonlocals.get("f") if inspect.isfunction(function) else None
         if not inspect.isbuiltin(native) or "constants_tensor" in function.__code__.co_varnames:
             native = None  # not the wrapper we know, or one that adds tensors of its own
-        return cls(function, native)
+        return cls(function, native, packings)
 
     @property
     def entry(self) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
@@ -149,6 +153,7 @@ def _compile(program: Program, strides: Mapping[str, tuple[int, ...]], *, length
     try:
         with _compiling(fake, program, force_channels_last=bool(strides)):
             decomposed = joint_graph_passes(_decompose(program.functional_ops(), inputs, fake))
+            packings = expect_packed(decomposed, program.fixed_positions)
             ops = in_place(decomposed, program.written_positions)
             compiled = compile_fx_inner(ops, inputs, static_input_idxs=range(len(program.state)), cpp_wrapper=True)
     except Exception as error:
@@ -158,7 +163,8 @@ def _compile(program: Program, strides: Mapping[str, tuple[int, ...]], *, length
                 fix="run on the eager engine: Options.engine('eager') or POPTORCH_ENGINE=eager",
             )
         ) from error
-    return NativeCode.of(getattr(compiled, "current_callable", compiled))  # a graph without ops is handed back as it is
+    function = getattr(compiled, "current_callable", compiled)  # a graph without ops is handed back as it is
+    return NativeCode.of(function, packings)
 
 
 def _of_any_length(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:

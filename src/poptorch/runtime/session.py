@@ -19,6 +19,9 @@ from poptorch.runtime.engine import Call, Kernel
 from poptorch.runtime.layout import with_stride
 from poptorch.runtime.random import RandomStreams
 
+_RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
+_RECURRENT_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward.default
+
 
 class Session:
     """An executable with kernels and state, ready to be called."""
@@ -33,6 +36,7 @@ class Session:
         self._groupings = executable.groupings
         self._ranks = range(executable.batching.replicas)
         self._is_guarded = bool(executable.step.guards)
+        self._grad_mode = _grad_mode(executable.step)
         self._outputs = [spec for spec in executable.outputs if spec.role is OutputRole.USER_OUTPUT]
         self._anchors = [anchor for anchor in executable.anchors if anchor.state is None]
         self._state_anchors = [anchor for anchor in executable.anchors if anchor.state is not None]
@@ -62,7 +66,7 @@ class Session:
         derived = [self._derived(replica) for replica in (self._replicas if self._groupings else self._replicas[:1])]
         for rank, replica in enumerate(self._replicas):
             replica.update(derived[rank % len(derived)])
-        self._steps: list[Call] = [self._bind(step, replica) for replica in self._replicas]
+        self._steps = self._bind_steps(step)
         self._updates = [] if update is None else [self._bind(update, part) for part in self._update_parts(owned)]
         self._accumulators = list(accumulators.values())
         self._volatile: list[torch.Tensor] = []
@@ -118,6 +122,17 @@ class Session:
     def _bind(self, program: Program, state: Mapping[str, torch.Tensor]) -> Call:
         return self._kernels[program.name].bind([state[spec.name] for spec in program.state])
 
+    def _bind_steps(self, step: Program) -> list[Call]:
+        """The step of each replica; replicas that work on the same tensors share one."""
+        calls: dict[tuple[int, ...], Call] = {}
+        found: list[Call] = []
+        for replica in self._replicas:
+            key = tuple(id(replica[spec.name]) for spec in step.state)
+            if key not in calls:
+                calls[key] = self._bind(step, replica)
+            found.append(calls[key])
+        return found
+
     def run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run every micro-batch of a call and give the collected outputs."""
         micro_batches = self._micro_batches(tensors)
@@ -138,8 +153,8 @@ class Session:
         return collected
 
     def _run(self, micro_batches: list[list[torch.Tensor]], times: CallTimes) -> list[Sequence[torch.Tensor]]:
-        if not torch.is_grad_enabled():  # recurrent layers keep what their backward pass needs only in grad mode
-            with torch.enable_grad():
+        if self._grad_mode not in (None, torch.is_grad_enabled()):
+            with torch.set_grad_enabled(bool(self._grad_mode)):
                 return self._run(micro_batches, times)
         if not self._updates:
             return self._run_fused(micro_batches, times)
@@ -268,6 +283,15 @@ class Session:
             else outputs[0][i]
             for i, spec in enumerate(self._outputs)
         ]
+
+
+def _grad_mode(step: Program) -> bool | None:
+    """The mode that kernels must run in; None if they do not look at it.
+
+    oneDNN's recurrent layers do: they keep what their backward pass needs in grad mode, and are faster outside.
+    """
+    ops = {node.target for node in step.graph.ops.nodes}
+    return _RECURRENT_BACKWARD in ops if _RECURRENT in ops else None
 
 
 def _join(tensors: list[torch.Tensor]) -> torch.Tensor:
