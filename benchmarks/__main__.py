@@ -51,7 +51,7 @@ class Bench:
 
     def update(self) -> Result:
         """The weight update alone."""
-        found = self._try("update", lambda: single.update_costs(calls=20 if self.quick else 50)) or []
+        found = self._try("update", lambda: single.update_costs(calls=100 if self.quick else 300)) or []
         return found, report.update_cost_table(found)
 
     def compile(self) -> Result:

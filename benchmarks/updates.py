@@ -1,23 +1,25 @@
 """The weight update alone: AdamW of a model with 200 parameter tensors, compiled, against torch's fused kernel.
 
-The compiled update also clears the gradients, for the next accumulation, so torch is measured with and without that.
+After gradients were accumulated the compiled update also clears them, so torch is measured with that, too.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from dataclasses import replace
 from typing import Any
 
 LAYERS = 100  # each a matrix and a vector
-ROUNDS = 9
+WARM_UP = 10
 
 
-def update_cost(width: int, calls: int) -> dict[str, Any]:
-    """Microseconds of one update of each, measured in turns in one process; medians over the rounds."""
+def update_cost(width: int, accumulates: bool, calls: int) -> dict[str, Any]:
+    """Microseconds of one update of each: the median of many, measured in turns in one process."""
     import torch
 
     import poptorch
+    from poptorch.runtime.inductor import RolledKernel
 
     class Weights(torch.nn.Module):
         """A forward pass of three ops that reaches every parameter, because only the update is measured."""
@@ -34,29 +36,33 @@ def update_cost(width: int, calls: int) -> dict[str, Any]:
 
     model, twin = Weights(), Weights()
     options = poptorch.Options().engine("inductor")
-    options.Training.gradientAccumulation(2)  # makes the update a program of its own
+    options.Training.gradientAccumulation(2 if accumulates else 1)
     executor = poptorch.trainingModel(model, options, torch.optim.AdamW(model.parameters()))
     start = time.perf_counter()
-    executor(torch.randn(2))
+    executor(torch.randn(2 if accumulates else 1))
     compile_s = time.perf_counter() - start
-    update: Any = executor._session._updates[0]  # pyright: ignore
+    session: Any = executor._session  # pyright: ignore
+    program = session.executable.update or session.executable.step
+    kernel = session._kernels[program.name]
+    if not accumulates:  # the gradients come from the same program: leave out the part that computes them
+        pieces = replace(kernel.rolled, shared=None, shared_sources=())
+        kernel = RolledKernel(pieces, None, kernel.patterns, kernel.strides)
+    update = kernel.bind([session._replicas[0][spec.name] for spec in program.state])
     fused = torch.optim.AdamW(twin.parameters(), fused=True)
     for parameter in twin.parameters():
         parameter.grad = torch.randn_like(parameter)
 
-    def step_and_clear() -> None:
+    def fused_step() -> None:
         fused.step()
-        fused.zero_grad(set_to_none=False)
+        if accumulates:
+            fused.zero_grad(set_to_none=False)
 
-    peers = {"poptorch": lambda: update([]), "fused": fused.step, "cleared": step_and_clear}
+    peers = {"poptorch": lambda: update([]), "fused": fused_step}
     found: dict[str, list[float]] = {name: [] for name in peers}
-    for _ in range(ROUNDS + 1):
+    for _ in range(WARM_UP + calls):
         for name, run in peers.items():
-            times: list[float] = []
-            for _ in range(calls):
-                start = time.perf_counter()
-                run()
-                times.append(time.perf_counter() - start)
-            found[name].append(statistics.median(times) * 1e6)
-    costs = {f"{name}_us": statistics.median(times[1:]) for name, times in found.items()}  # the first round warms up
+            start = time.perf_counter()
+            run()
+            found[name].append(time.perf_counter() - start)
+    costs = {f"{name}_us": statistics.median(times[WARM_UP:]) * 1e6 for name, times in found.items()}
     return {**costs, "compile_s": compile_s}

@@ -11,6 +11,7 @@ from torch import nn
 import poptorch
 from models import Regression
 from poptorch.executable.roll import Rolled, roll
+from poptorch.ir import Role
 from poptorch.runtime import EagerEngine
 
 SHAPES = [(3,), (2, 3), (), (1,), (2, 2, 2)] * 3 + [(90, 100)]
@@ -50,35 +51,53 @@ def adafactor(parameters):
     return torch.optim.Adafactor(parameters, lr=0.01)
 
 
-def options_for(engine: str) -> poptorch.Options:
+class ManyLayers(nn.Module):
+    """Parameters of several dimensions, buffers, a frozen parameter, and a result that is a part of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)) for _ in range(5)])
+        self.layers[0][0].bias.requires_grad_(False)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+        return x, self.layers[1][0].weight[0], poptorch.identity_loss(x.square().mean(), reduction="mean")
+
+
+def options_for(engine: str, accumulation: int = 2) -> poptorch.Options:
     options = poptorch.Options().engine(engine)
-    options.Training.gradientAccumulation(2)
+    options.Training.gradientAccumulation(accumulation)
     return options
 
 
-def trained(make, *, max_norm: float | None = None) -> poptorch.PoplarExecutor:
+def trained(make, *, max_norm: float | None = None, accumulation: int = 2) -> poptorch.PoplarExecutor:
     """A model after one call, so that momentum and step counts are not those of the beginning."""
-    model, options = Many(), options_for("eager")
+    model, options = Many(), options_for("eager", accumulation)
     if max_norm is not None:
         options.Training.clipGradNorm(max_norm)
     training = poptorch.trainingModel(model, options, make(list(model.parameters())))
-    training(torch.ones(2))
+    training(torch.ones(accumulation))
     return training
 
 
-def run_in_pieces(rolled: Rolled, state: list[torch.Tensor]) -> None:
+def run_in_pieces(rolled: Rolled, state: list[torch.Tensor], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What the shared part returns, if there is one; it comes first and takes the user's tensors."""
     programs = [] if rolled.shared is None else [rolled.shared]
     programs += [rolled.patterns[piece.pattern].program for piece in rolled.pieces]
-    for program, arguments in zip(programs, rolled.arguments(state), strict=True):
-        EagerEngine().compile(program).bind(arguments)([])
+    of_user = [tensors, *([] for _ in programs[1:])]
+    calls = zip(programs, rolled.arguments(state), of_user, strict=True)
+    results = [EagerEngine().compile(program).bind(own)(given) for program, own, given in calls]
+    return results[0]
 
 
 @pytest.mark.parametrize(
     ("make", "max_norm"), [(sgd, None), (adamw_in_two_groups, 0.1), (lamb, 0.1), (nadam, None), (adafactor, None)]
 )
-def test_pieces_do_what_the_whole_does(make, max_norm):
-    training = trained(make, max_norm=max_norm)
-    program = training._executable.update
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_pieces_do_what_the_whole_does(make, max_norm, accumulation):
+    training = trained(make, max_norm=max_norm, accumulation=accumulation)
+    program = training._executable.update or training._executable.step
     tensors = {**program.constants, **training._state.tensors()}
     generator = torch.Generator().manual_seed(1)
     state = [
@@ -88,14 +107,16 @@ def test_pieces_do_what_the_whole_does(make, max_norm):
         for spec in program.state
     ]
     whole, before = copy.deepcopy(state), copy.deepcopy(state)
-    EagerEngine().compile(program).bind(whole)([])
+    of_user = [torch.tensor([2.0])] if accumulation == 1 else []
+    expected = EagerEngine().compile(program).bind(whole)(of_user)
     rolled = roll(program, {})
     assert rolled is not None
     assert len(rolled.pieces) == len(SHAPES)
-    run_in_pieces(rolled, state)
-    for spec, ours, expected, old in zip(program.state, state, whole, before, strict=True):
-        torch.testing.assert_close(ours, expected, msg=spec.name)
-        assert not spec.name.endswith("accumulator") or (expected != old).any()
+    assert len(expected) == len(of_user)
+    torch.testing.assert_close(run_in_pieces(rolled, state, of_user), expected)
+    for spec, ours, theirs, old in zip(program.state, state, whole, before, strict=True):
+        torch.testing.assert_close(ours, theirs, msg=spec.name)
+        assert spec.role is not Role.PARAMETER or (theirs != old).any()
 
 
 def test_parameters_of_every_shape_share_few_patterns():
@@ -133,3 +154,27 @@ def test_many_parameters_train_like_in_plain_pytorch(engine):
             (reference(rows) / 2).backward()
         optimizer.step()
     torch.testing.assert_close(list(model.parameters()), list(reference.parameters()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.inductor
+def test_a_step_of_many_parameters_trains_like_plain_pytorch(engine):
+    torch.manual_seed(0)
+    model = ManyLayers()
+    reference = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    options = options_for(engine, accumulation=1)
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    for _ in range(3):
+        x = torch.randn(2, 2, 4, 4)
+        optimizer.zero_grad()
+        expected = reference(x)
+        expected[2].backward()
+        expected = [tensor.detach().clone() for tensor in expected]  # before the update changes the part of a weight
+        optimizer.step()
+        torch.testing.assert_close(list(training(x)), expected, rtol=1e-4, atol=1e-5)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, reference.state_dict()[name], rtol=1e-4, atol=1e-5, msg=name)
+    if engine == "inductor":
+        from poptorch.runtime.inductor import RolledKernel  # takes a second
+
+        assert isinstance(training._session._kernels["step"], RolledKernel)

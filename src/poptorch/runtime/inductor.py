@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,16 +98,16 @@ class RolledKernel:
         codes += [self.patterns[piece.pattern] for piece in self.rolled.pieces]
         arguments = self.rolled.arguments([tensor.detach() for tensor in state])
         natives, entries = [code.native for code in codes], [code.entry for code in codes]
+        first, others = arguments[0], arguments[1:]  # the shared part, which takes and returns the user's tensors
 
         def call(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
             # No line of Python runs between the pieces, so an interrupt finds all of them done or none.
-            deque(map(_CALL, natives, map(_to_handles, arguments)), maxlen=0)
-            return []
+            results = list(map(_CALL, natives, map(_to_handles, [first + tensors, *others])))
+            return _to_tensors(results[0])
 
         def call_through_wrappers(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-            for entry, own in zip(entries, arguments, strict=True):
-                entry(own)
-            return []
+            results = [entry(own) for entry, own in zip(entries, [first + tensors, *others], strict=True)]
+            return results[0]
 
         return call_through_wrappers if None in natives else call
 
