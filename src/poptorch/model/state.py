@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter, getitem, is_
 from typing import Any
 
 import torch
@@ -19,29 +20,45 @@ from poptorch.optim.plan import GroupPlan, OptimizerPlan
 from poptorch.runtime import with_stride
 
 Strides = Mapping[str, tuple[int, ...]]
+_GONE = (KeyError, RuntimeError)  # what tables of modules and optimisers, and those of scripted modules, raise
 
 
-@dataclass(frozen=True)
-class _Seat:
-    """Where an owner keeps a tensor, and which memory it had when it was bound."""
+_is_trainable = attrgetter("requires_grad")
 
-    table: Any
-    key: Any
-    tensor: torch.Tensor
-    address: int
-    is_trainable: bool
 
-    @classmethod
-    def of(cls, table: Any, key: Any, tensor: torch.Tensor) -> _Seat:
-        return cls(table, key, tensor, tensor.data_ptr(), tensor.requires_grad)
+class _Seats:
+    """Where owners keep tensors, and which memory those had when they were bound.
 
-    def is_unchanged(self) -> bool:
-        tensor = self.tensor
-        return (
-            _look_up(self.table, self.key) is tensor
-            and tensor.data_ptr() == self.address
-            and tensor.requires_grad == self.is_trainable
-        )
+    Every call asks whether anything changed: columns can be compared without a line of Python for each tensor.
+    """
+
+    def __init__(self) -> None:
+        self._tables: list[Any] = []
+        self._keys: list[str] = []
+        self._tensors: list[torch.Tensor] = []
+        self._addresses: list[int] = []
+        self._parameters: list[nn.Parameter] = []
+        self._trainable: list[bool] = []
+
+    def add(self, table: Any, key: str) -> None:
+        tensor = table[key]
+        self._tables.append(table)
+        self._keys.append(key)
+        self._tensors.append(tensor)
+        self._addresses.append(tensor.data_ptr())
+        if isinstance(tensor, nn.Parameter):
+            self._parameters.append(tensor)
+            self._trainable.append(tensor.requires_grad)
+
+    def are_unchanged(self) -> bool:
+        try:
+            return (
+                all(map(is_, map(getitem, self._tables, self._keys), self._tensors))
+                and list(map(torch.Tensor.data_ptr, self._tensors)) == self._addresses
+                and list(map(_is_trainable, self._parameters)) == self._trainable
+            )
+        except _GONE:
+            return False
 
 
 @dataclass(frozen=True)
@@ -90,7 +107,7 @@ class OwnedState:
         self._trainable = {name: p.requires_grad for name, p in module.named_parameters()}
         self._compiled = tuple(plans)
         self.optimizers = tuple(optimizers)
-        self._seats: list[_Seat] = []
+        self._seats = _Seats()
         self._optimizer_states: list[object] = []
 
     @property
@@ -105,7 +122,7 @@ class OwnedState:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor of the state, in the memory layout that the program expects; remembers where they live."""
-        self._seats = []
+        self._seats = _Seats()
         found = dict(self._hypers)
         for spec in self._specs:
             found[spec.name] = self._registered(spec)
@@ -124,9 +141,7 @@ class OwnedState:
     def is_unchanged(self) -> bool:
         """Whether every tensor is still the one that was bound; changed contents do not matter."""
         owners = zip(self.optimizers, self._optimizer_states, strict=True)
-        return all(optimizer.state is state for optimizer, state in owners) and all(
-            seat.is_unchanged() for seat in self._seats
-        )
+        return all(optimizer.state is state for optimizer, state in owners) and self._seats.are_unchanged()
 
     def set_hypers(self, plans: Sequence[OptimizerPlan]) -> None:
         """Take new numbers from optimisers; whatever shapes the program must be as it was compiled."""
@@ -158,7 +173,7 @@ class OwnedState:
             tensor.data = with_stride(tensor.detach(), stride)
         if tensor.requires_grad != self._trainable.get(spec.name, tensor.requires_grad):
             raise ArgumentError(_froze(spec.name, tensor))
-        self._seats.append(_Seat.of(table, attribute, tensor))
+        self._seats.add(table, attribute)
         return tensor
 
     def _optimizer_tensors(self, group: TrainedGroup, parameters: list[nn.Parameter]) -> dict[str, torch.Tensor]:
@@ -174,7 +189,7 @@ class OwnedState:
             counter[index] = float(entries["step"]) if "step" in entries else float(not missing)
             if rule.counts_steps:
                 entries["step"] = counter[index]  # a view: the program advances all counters of a group at once
-                self._sit(entries, "step")
+                self._seats.add(entries, "step")
             initial = self._initial_state(group, index, parameter) if missing else {}
             for key, spec in layout.items():
                 tensor, host = initial[key] if key in missing else entries[key], self._layouts.host(spec)
@@ -182,7 +197,7 @@ class OwnedState:
                     raise OptimizerStateError(_misshapen(spec.name, tensor, host))
                 entries[key] = with_stride(tensor.to(spec.dtype), host.stride)
                 found[spec.name] = entries[key]
-                self._sit(entries, key)
+                self._seats.add(entries, key)
         if group.counts:
             found[group.counter_name] = counter
         return found
@@ -194,9 +209,6 @@ class OwnedState:
             return rule.initial_state(parameter, values)
         parts = [rule.initial_state(part, values) for part in parameter.detach()]
         return {key: torch.stack([part[key] for part in parts]) for key in parts[0]}
-
-    def _sit(self, table: Any, key: str) -> None:
-        self._seats.append(_Seat.of(table, key, table[key]))
 
 
 def _froze(name: str, parameter: torch.Tensor) -> str:
@@ -282,8 +294,8 @@ def registered_tensor(module: nn.Module, spec: InputSpec) -> torch.Tensor:
 
 def _look_up(table: Any, key: Any) -> Any:
     try:
-        return table[key]  # the tables of scripted modules have no get
-    except (KeyError, RuntimeError):
+        return table[key]
+    except _GONE:
         return None
 
 
