@@ -1,7 +1,8 @@
 """Bring a captured graph into its plain form.
 
 In:    a StepGraph as it was traced.
-Out:   the same graph without ops that only change bookkeeping, and with no result that shares memory with an input.
+Out:   the same graph without ops that only change bookkeeping, with `a + alpha * b` written as two ops, and with no
+       result that shares memory with an input.
 Keeps: every value, the signature.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from poptorch.compiler.passes.rewrite import insert
 from poptorch.ir import OutputRole, StepGraph, value_of
 from poptorch.ir.ops import memory_owner
 from poptorch.options import Settings
@@ -22,16 +24,30 @@ _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fres
 
 
 def canonicalize(graph: StepGraph, settings: Settings) -> StepGraph:
-    """Remove identities, and give every new value memory of its own."""
+    """Remove identities, write out products, and give every new value memory of its own."""
     ops = graph.copy_ops()
     for node in list(ops.nodes):
         if node.target in _IDENTITIES:
             node.replace_all_uses_with(node.args[0])
             ops.erase_node(node)
+        elif node.target is aten.add.Tensor and node.kwargs.get("alpha", 1) != 1:
+            _write_out_alpha(ops, node)
     results = _separate(ops, graph)
     ops.output_node().args = (tuple(results),)
     ops.eliminate_dead_code()
     return replace(graph, ops=ops)
+
+
+def _write_out_alpha(ops: fx.Graph, node: fx.Node) -> None:
+    """Multiply before adding: Inductor (2.13) forgets alpha where it joins an addition to a matrix product."""
+    first, second = node.args
+    dtype = value_of(node).dtype
+    if isinstance(second, fx.Node):
+        with ops.inserting_before(node):
+            if value_of(second).dtype != dtype:
+                second = insert(ops, node, aten._to_copy.default, second, dtype=dtype)
+            second = insert(ops, node, aten.mul.Tensor, second, node.kwargs["alpha"])
+        node.args, node.kwargs = (first, second), {}
 
 
 def _separate(ops: fx.Graph, graph: StepGraph) -> list[fx.Node]:
