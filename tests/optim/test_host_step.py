@@ -93,6 +93,32 @@ class MathOnCounter(CountsInState):
             p.sub_(p.grad / math.sqrt(state["step"]))
 
 
+class HoldsTensor(CountsInState):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad * torch.full((), 0.1) * FACTOR)
+
+
+class DrawsNumbers(CountsInState):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad + torch.randn_like(p))
+
+
+class SharesNorm(CountsInState):
+    @torch.no_grad()
+    def step(self, closure=None):
+        params = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in params]).norm()
+        for p in params:
+            p.sub_(p.grad / norm)
+
+
+FACTOR = torch.tensor(0.5)
+
+
 def train(kind, **settings):
     model = Given()
     optimizer = kind(model.parameters(), **settings)
@@ -154,6 +180,8 @@ def test_a_changed_learning_rate_repeats_no_trials(monkeypatch):
         (Branches, "meta tensors"),
         (CountsOutside, "counts in Python outside self.state"),
         (MathOnCounter, "does not do the same in every step"),
+        (DrawsNumbers, "draws random numbers"),
+        (HoldsTensor, "neither a parameter nor in self.state"),
         (torch.optim.LBFGS, "closure"),
         (torch.optim.SparseAdam, "does not support dense gradients"),
     ],
@@ -162,6 +190,17 @@ def test_what_cannot_be_captured_is_refused_with_the_reason(kind, reason):
     with pytest.raises(AssertionError, match=f"{kind.__name__} cannot be compiled") as caught:
         train(kind)
     assert reason in str(caught.value)
+
+
+def test_groups_that_depend_on_each_other_are_refused():
+    """A program updates one group after the other, so a norm over all of them would be another number."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = SharesNorm([{"params": [p]} for p in model.parameters()])
+    with pytest.raises(AssertionError, match="does not treat each parameter group by itself"):
+        poptorch.trainingModel(model, options(), optimizer)
+    poptorch.trainingModel(model, options(), SharesNorm(model.parameters()))
+    model = torch.nn.Linear(3, 2)
+    poptorch.trainingModel(model, options(), Lion([{"params": [p]} for p in model.parameters()]))
 
 
 def test_trials_leave_nothing_behind():

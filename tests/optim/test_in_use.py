@@ -189,12 +189,121 @@ def test_wrong_numbers_are_quoted(kind, change, text):
         wrap(model, optimizer)
 
 
-def test_a_captured_step_is_given_no_nan():
+class Own(torch.optim.Optimizer):
+    """A step of the user's own."""
+
+    def __init__(self, params, lr=0.1, **others):
+        super().__init__(params, {"lr": lr, "beta": 0.9, **others})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad * group["lr"] * group["beta"])
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "change", "text"),
+    [
+        (torch.optim.NAdam, {"lr": -0.1}, "lr of parameter group 0 is -0.1, and cannot be negative"),
+        (torch.optim.NAdam, {"lr": float("inf")}, "lr of parameter group 0 is inf, and must be finite"),
+        (torch.optim.NAdam, {"lr": "0.1"}, "lr of parameter group 0 is '0.1', not a number"),
+        (torch.optim.NAdam, {"betas": (0.9, float("nan"))}, "betas.1 of parameter group 0 is nan"),
+        (torch.optim.NAdam, {"betas": (0.9, None)}, r"betas of .* is \(0.9, None\), not a tuple of 2 numbers"),
+        (torch.optim.NAdam, {"betas": (0.9, 2.0)}, "parameter group 0 of NAdam cannot be: Invalid beta"),
+        (torch.optim.NAdam, {"momentum_decay": -1.0}, "parameter group 0 of NAdam cannot be: Invalid momentum_decay"),
+        (torch.optim.Rprop, {"step_sizes": (0.1, float("-inf"))}, "step_sizes.1 of parameter group 0 is -inf"),
+        (torch.optim.Adafactor, {"eps": 1e-3}, "eps of parameter group 0 is 0.001, not a tuple of 2 numbers"),
+        (torch.optim.Adafactor, {"eps": (None, None)}, r"eps of .* is \(None, None\), not a tuple of 2 numbers"),
+        (torch.optim.Adafactor, {"beta2_decay": 0.5}, "parameter group 0 of Adafactor cannot be: beta2_decay"),
+        (torch.optim.SGD, {"nesterov": True}, "parameter group 0 of SGD cannot be: Nesterov momentum requires"),
+        (Own, {"lr": -0.1}, "lr of parameter group 0 is -0.1, and cannot be negative"),
+        (Own, {"lr": "0.1"}, "lr of parameter group 0 is '0.1', not a number"),
+        (Own, {"beta": float("nan")}, "beta of parameter group 0 is nan, and must be finite"),
+    ],
+)
+def test_numbers_have_the_limits_of_the_constructor(kind, change, text, is_compiled):
+    """Also if they come into a group later, and whether a rule of ours or the step() of the class is compiled."""
     model = Given()
-    optimizer = torch.optim.NAdam(model.parameters())
-    optimizer.param_groups[0]["lr"] = float("nan")
-    with pytest.raises(poptorch.Error, match="lr of parameter group 0 is nan"):
+    optimizer = kind(model.parameters(), lr=0.1)
+    training = wrap(model, optimizer) if is_compiled else None
+    if training is not None:
+        training(ROW)
+    optimizer.param_groups[0].update(change)
+    with pytest.raises(poptorch.Error, match=text):
+        wrap(model, optimizer) if training is None else training.setOptimizer(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (torch.optim.Rprop, {"step_sizes": (1e-6, float("inf"))}),
+        (torch.optim.ASGD, {"t0": float("inf")}),
+        (torch.optim.NAdam, {"lr": torch.tensor(0.1)}),
+        (Own, {"limit": float("inf"), "beta": -0.5, "eps": None}),
+        (Own, {"lr": torch.tensor(0.1)}),
+    ],
+)
+def test_numbers_that_mean_something_are_taken(kind, change):
+    model = Given()
+    optimizer = kind(model.parameters(), lr=0.1)
+    optimizer.param_groups[0].update(change)
+    before = model.w.detach().clone()
+    wrap(model, optimizer)(ROW)
+    assert torch.isfinite(model.w).all()
+    assert not torch.equal(model.w, before)
+
+
+@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"betas": (0.9, 1.0)}, {"eps": -1.0}, {"weight_decay": float("nan")}])
+def test_lamb_checks_its_numbers_as_torch_does(wrong):
+    with pytest.raises(ValueError, match="Invalid"):
+        o.LAMB(Given().parameters(), **wrong)
+
+
+def test_a_schedule_cannot_lead_out_of_the_limits():
+    model = Given()
+    optimizer = torch.optim.RAdam(model.parameters(), lr=0.1)
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 - 2 * epoch)
+    training = wrap(model, optimizer)
+    training(ROW)
+    scheduler.step()
+    with pytest.raises(poptorch.Error, match=r"lr of parameter group 0 is -0\.1, and cannot be negative"):
+        training.setOptimizer(optimizer)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.Muon])
+def test_state_of_another_type_than_the_parameter(kind):
+    """Torch's own step() cannot do it either; the way out that the error names works."""
+    model = nn.Linear(3, 2, bias=False)
+    optimizer = kind(model.parameters(), lr=0.1)
+    model.weight.grad = torch.ones(2, 3)
+    optimizer.step()
+    model.half()
+    with pytest.raises(poptorch.Error, match=r"torch.float32 and shape \[2, 3\] for a parameter of torch.float16"):
         wrap(model, optimizer)
+    optimizer.load_state_dict(optimizer.state_dict())
+    wrap(model, optimizer)
+
+
+def test_captured_state_of_another_model():
+    model = Given()
+    optimizer = torch.optim.NAdam(model.parameters(), lr=0.1)
+    optimizer.state[model.w] = {**dict.fromkeys(("exp_avg", "exp_avg_sq"), torch.zeros(7))}
+    optimizer.state[model.w].update(step=torch.tensor(1.0), mu_product=torch.tensor(1.0))
+    with pytest.raises(
+        poptorch.Error, match=r"exp_avg of torch.float32 and shape \[7\] for a parameter of .* shape \[3\]"
+    ):
+        wrap(model, optimizer)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, o.Adam, torch.optim.NAdam])
+def test_fewer_groups_than_were_compiled(kind):
+    model = Regression()
+    training = wrap(model, kind([{"params": [p]} for p in model.parameters()], lr=0.1))
+    training(*BATCH)
+    with pytest.raises(poptorch.Error, match=r"has 1 parameter group\(s\), but group 1 was compiled"):
+        training.setOptimizer(kind(model.parameters(), lr=0.1))
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, o.SGD, o.Adam, o.RMSprop, o.LAMB])

@@ -65,7 +65,7 @@ OPTIMIZERS = {
     "ASGD": also(combinations(weight_decay=DECAY, maximize=EITHER), t0=5, lambd=1e-2, alpha=0.5),
     "Rprop": also(combinations(maximize=EITHER), etas=(0.3, 1.5), step_sizes=(1e-3, 0.02)),
     "Adafactor": also(
-        combinations(weight_decay=DECAY, maximize=EITHER, eps=((1e-3, 1e-2), (None, 1e-3))), d=0.5, beta2_decay=-0.5
+        combinations(weight_decay=DECAY, maximize=EITHER, eps=((1e-3, 1e-2), (None, 1e-3))), d=1.5, beta2_decay=-0.5
     ),
     "Muon": also(
         combinations(weight_decay=DECAY, nesterov=EITHER, adjust_lr_fn=("original", "match_rms_adamw")), momentum=0.5

@@ -58,7 +58,10 @@ def _check_optimizer(old: OptimizerPlan, new: OptimizerPlan) -> None:
 def _check_group(group: TrainedGroup, plan: OptimizerPlan) -> None:
     if group.position >= len(plan.groups):
         raise OptimizerError(
-            f"the optimiser has {len(plan.groups)} parameter groups, but group {group.position} was compiled."
+            explain(
+                f"the optimiser has {len(plan.groups)} parameter group(s), but group {group.position} was compiled.",
+                fix="keep the groups that the model was compiled with, or call destroy() first",
+            )
         )
     new = plan.groups[group.position]
     if new.rule != group.plan.rule:

@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from poptorch.errors import OptimizerError, explain
 from poptorch.optim.rules import Hypers, Rule, State
 
 # How torch's optimisers compute is ours to choose: one tensor after the other, without looking at values.
-_IMPLEMENTATION = {"foreach": False, "fused": False, "capturable": True, "differentiable": False}
+IMPLEMENTATION = {"foreach": False, "fused": False, "capturable": True, "differentiable": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +34,9 @@ class HostStep(Rule):
 
     optimizer_class: type
     settings: tuple[tuple[str, Any], ...]  # what the group holds beside numbers
-    variable: tuple[str, ...] = field(default=(), compare=False)  # the numbers that step() does not look at
-    scalars: frozenset[str] = field(default=frozenset(), compare=False)  # state of one number, such as `step`
-    others: dict[str, Any] = field(default_factory=dict[str, Any], compare=False)  # state that is no tensor
+    variable: tuple[str, ...] = field(default=(), compare=False, repr=False)  # numbers that step() does not look at
+    scalars: frozenset[str] = field(default=frozenset(), compare=False, repr=False)  # state of one number, as `step`
+    others: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)  # state, but no tensor
     optimizer: torch.optim.Optimizer = field(compare=False, repr=False)
     group: dict[str, Any] = field(compare=False, repr=False)
 
@@ -46,9 +47,10 @@ class HostStep(Rule):
         `before` is a rule of the same group from an earlier reading: if it still fits, the trials are not repeated.
         """
         found = read_numbers(group)
-        not_settings = {"params", *_IMPLEMENTATION, *(name.partition(".")[0] for name in found)}
+        group = {name: value.item() if _is_number_tensor(value) else value for name, value in group.items()}
+        not_settings = {"params", *IMPLEMENTATION, *(name.partition(".")[0] for name in found)}
         settings = tuple(sorted((name, value) for name, value in group.items() if name not in not_settings))
-        rule = cls(optimizer_class=type(optimizer), settings=settings, optimizer=optimizer, group=dict(group))
+        rule = cls(optimizer_class=type(optimizer), settings=settings, optimizer=optimizer, group=group)
         if rule == before and isinstance(before, HostStep) and before._has_constants(found):
             return replace(before, optimizer=optimizer, group=rule.group)
         sample = next((p for p in group["params"] if p.dim() > 0), next(iter(group["params"]), None))
@@ -60,6 +62,7 @@ class HostStep(Rule):
             others = {name: value for name, value in entries.items() if name not in state}
             scalars = {name for name, value in state.items() if value.dim() == 0 and (sample.dim() or name == "step")}
             rule = replace(rule, scalars=frozenset(scalars), others=others)
+            rule._check_tensors(sample, state)
             rule._run_without_values(sample, state, ())
             rule._check_repeats(sample)
         except OptimizerError:
@@ -114,7 +117,11 @@ class HostStep(Rule):
         entries = _Recorder({name: _copy(value) for name, value in existing.items()})
         with torch.no_grad():
             own = parameter.detach().clone()
-            _run(_shadow(self.optimizer), self.group, [own], [torch.zeros_like(own)], [entries])
+            try:
+                _run(_shadow(self.optimizer), self.group, [own], [torch.zeros_like(own)], [entries])
+            except Exception as error:
+                _check_existing(self.optimizer, parameter, existing, error)
+                raise
         return {
             name: torch.tensor(float(value)) if _is_number(value) and entries[name] != value else value
             for name, value in entries.first.items()
@@ -142,10 +149,33 @@ class HostStep(Rule):
                 explain(
                     f"the optimiser {self.optimizer_class.__name__} cannot be compiled: its step() does not do the "
                     "same in every step.",
-                    reason="it counts in Python outside self.state, or it starts its state from the first gradient",
+                    reason="it counts in Python outside self.state, starts its state from the first gradient, or draws "
+                    "random numbers",
                     fix="keep counters as tensors in self.state[p], and start state with zeros",
                 )
             )
+
+    def _check_tensors(self, sample: Tensor, state: State) -> None:
+        """Raise if `step()` uses a tensor that is neither a parameter nor in its state: a program has no such input."""
+        if is_torchs(self.optimizer_class):
+            return
+        mode = FakeTensorMode()
+        p = mode.from_tensor(sample.detach())
+        entries: State = {name: mode.from_tensor(value) for name, value in state.items()}
+        with mode:
+            try:
+                self.update([p], [torch.empty_like(p)], [entries], None, {})
+            except AssertionError as error:
+                raise OptimizerError(
+                    explain(
+                        f"the optimiser {self.optimizer_class.__name__} cannot be compiled: its step() uses a tensor "
+                        "that is neither a parameter nor in self.state.",
+                        reason=str(error).strip().rpartition("Found in ")[2],
+                        fix="keep it in self.state[p], or as a Python number in the parameter group",
+                    )
+                ) from error
+            except Exception:
+                return  # the next trial runs into the same, and says it better
 
     def _may_vary(self, name: str, sample: Tensor, state: State) -> bool:
         try:
@@ -191,7 +221,7 @@ def read_numbers(group: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a parameter group; those inside a tuple are named `betas.0`, `betas.1`."""
     found: dict[str, float] = {}
     for name, value in group.items():
-        if name in ("params", *_IMPLEMENTATION):
+        if name in ("params", *IMPLEMENTATION):
             continue
         if _is_number(value):
             found[name] = float(value)
@@ -201,8 +231,11 @@ def read_numbers(group: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _is_number(value: object) -> bool:
-    is_scalar = isinstance(value, Tensor) and value.dim() == 0
-    return is_scalar or (isinstance(value, numbers.Real) and not isinstance(value, bool))
+    return _is_number_tensor(value) or (isinstance(value, numbers.Real) and not isinstance(value, bool))
+
+
+def _is_number_tensor(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0
 
 
 def _with_numbers(group: Mapping[str, Any], hypers: Hypers) -> dict[str, Any]:
@@ -233,11 +266,21 @@ def _run(
     grads: list[Tensor],
     entries: Sequence[dict[str, Any]],
 ) -> None:
-    """Let `step()` update these tensors, in place."""
+    """Let `step()` update these tensors of one group, in place."""
+    _step(shadow, [{**group, "params": params}], params, grads, entries)
+
+
+def _step(
+    shadow: Any,
+    groups: Sequence[Mapping[str, Any]],
+    params: list[Tensor],
+    grads: list[Tensor],
+    entries: Sequence[dict[str, Any]],
+) -> None:
     for p, grad in zip(params, grads, strict=True):
         p.grad = grad
-    implementation = {name: value for name, value in _IMPLEMENTATION.items() if name in group}
-    shadow.param_groups = [{**group, **implementation, "params": params}]
+    chosen = [{name: IMPLEMENTATION.get(name, value) for name, value in group.items()} for group in groups]
+    shadow.param_groups = chosen
     shadow.state = defaultdict(dict, zip(params, entries, strict=True))
     with torch.no_grad(), _TensorsAsNumbers(), _as_if_compiling():
         _plain_step(type(shadow))(shadow)
@@ -284,6 +327,58 @@ class _TensorsAsNumbers(TorchFunctionMode):
         elif plain == "lerp" and isinstance(args[2], Tensor) and args[2].dim() == 0:
             args = (args[0], args[1], args[2].to(args[0].dtype))
         return func(*args, **kwargs)
+
+
+def check_groups_apart(optimizer: torch.optim.Optimizer) -> None:
+    """Raise unless `step()` treats every group by itself: a program updates one after the other.
+
+    It does not if, say, it divides by the norm of all gradients, or takes the first group's learning rate for all.
+    """
+    groups = [group for group in optimizer.param_groups if group["params"]]
+    if is_torchs(type(optimizer)) or len(groups) < 2:
+        return
+    generator = torch.Generator().manual_seed(0)
+    samples = [group["params"][0].detach() for group in groups]
+    grads = [torch.randn(sample.shape, generator=generator).to(sample.dtype) for sample in samples]
+    entries = [optimizer.state.get(group["params"][0], {}) for group in groups]
+
+    def run(positions: Sequence[int]) -> list[Tensor]:
+        own = [samples[position].clone() for position in positions]
+        copies = [{name: _copy(value) for name, value in entries[position].items()} for position in positions]
+        chosen = [{**groups[position], "params": [p]} for position, p in zip(positions, own, strict=True)]
+        _step(_shadow(optimizer), chosen, own, [grads[position].clone() for position in positions], copies)
+        return own
+
+    together = run(range(len(groups)))
+    apart = [run([position])[0] for position in range(len(groups))]
+    if not all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(together, apart, strict=True)):
+        raise OptimizerError(
+            explain(
+                f"the optimiser {type(optimizer).__name__} cannot be compiled: its step() does not treat each "
+                "parameter group by itself.",
+                reason="what it does to one group depends on the numbers, parameters or gradients of another",
+                fix="use one group, or let step() compute with what a group holds; Options.Training.clipGradNorm "
+                "limits the norm of all gradients",
+            )
+        )
+
+
+def _check_existing(
+    optimizer: torch.optim.Optimizer, parameter: Tensor, entries: Mapping[str, Any], cause: Exception
+) -> None:
+    """Raise a better error if a step failed because the state that it found belongs to another parameter or type."""
+    tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor) and value.dim() > 0}
+    for name, value in tensors.items():
+        if (value.dtype, value.shape) != (parameter.dtype, parameter.shape):
+            raise OptimizerError(
+                explain(
+                    f"the optimiser {type(optimizer).__name__} has {name} of {value.dtype} and shape {list(value.shape)} "
+                    f"for a parameter of {parameter.dtype} and shape {list(parameter.shape)}.",
+                    reason=f"its step() failed: {str(cause).strip()}",
+                    fix="after model.half(), optimizer.load_state_dict(optimizer.state_dict()) converts the state as "
+                    "well; state of another model has to be cleared",
+                )
+            ) from cause
 
 
 def _refusal(optimizer: torch.optim.Optimizer, error: Exception) -> OptimizerError:

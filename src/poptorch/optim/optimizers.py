@@ -275,7 +275,9 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
     ) -> None:
-        given = _given(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_weight_norm=max_weight_norm)
+        given = _given(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        torch.optim.AdamW([torch.empty(0)], **given)  # raises torch's errors: the same numbers with the same limits
+        given |= _given(max_weight_norm=max_weight_norm)
         defaults = {
             "lr": 1e-3,
             "betas": (0.9, 0.999),

@@ -17,7 +17,8 @@ from poptorch.errors import OptimizerError, OptimizerValueError, explain
 from poptorch.optim import rules
 from poptorch.optim.adafactor import Adafactor
 from poptorch.optim.attributes import Attribute, Constness
-from poptorch.optim.host_step import HostStep, is_torchs, read_numbers
+from poptorch.optim.host_step import HostStep, check_groups_apart, is_torchs, read_numbers
+from poptorch.optim.limits import check_captured, check_group, check_number, check_types
 from poptorch.optim.optimizer import Optimizer
 from poptorch.optim.optimizers import LAMB, MAX_WEIGHT_NORM, SGD, Adam, AdamW, RMSprop
 
@@ -149,17 +150,17 @@ def _plan_host_step(optimizer: torch.optim.Optimizer, before: OptimizerPlan | No
     groups: list[GroupPlan] = []
     for index, group in enumerate(optimizer.param_groups):
         known = before.groups[index] if before is not None and index < len(before.groups) else None
-        rule = HostStep.of(optimizer, group, None if known is None else known.rule)
         numbers = read_numbers(group)
-        for name, value in numbers.items():
-            if math.isnan(value):
-                raise OptimizerError(explain(f"{name} of parameter group {index} is nan.", fix="choose another value"))
+        check_captured(optimizer, group, numbers, f"parameter group {index}")
+        rule = HostStep.of(optimizer, group, None if known is None else known.rule)
         attributes = {
             name: Attribute(value, Constness.VARIABLE if name in rule.variable else Constness.CONSTANT)
             for name, value in numbers.items()
         }
         params = tuple(parameter for parameter in group["params"] if parameter.requires_grad)
         groups.append(GroupPlan(rule, attributes, params))
+    if before is None or len(before.groups) != len(groups):
+        check_groups_apart(optimizer)
     return OptimizerPlan(type(optimizer).__name__, tuple(groups))
 
 
@@ -201,7 +202,9 @@ class _Reader:
         return getattr(self.optimizer, name, default) if self.is_ours else default
 
     def group(self, group: dict[str, Any], index: int, read: Callable[..., Any]) -> GroupPlan:
-        rule, names = read(self, group, f"parameter group {index}")
+        where = f"parameter group {index}"
+        rule, names = read(self, group, where)
+        check_group(self.optimizer, group, where)
         params = tuple(parameter for parameter in group["params"] if parameter.requires_grad)
         return GroupPlan(rule, names, params)
 
@@ -271,18 +274,8 @@ class _Reader:
                     fix=f"set {name} to a float",
                 )
             )
-        number = float(value)
-        is_scaling = name in ("velocity_scaling", "loss_scaling")
-        limit = ""
-        if math.isnan(number) or (math.isinf(number) and name != "max_weight_norm"):
-            limit = "must be finite"
-        elif is_scaling and number <= 0:
-            limit = "must be positive"
-        elif number < 0 and name != "beta2_decay":
-            limit = "cannot be negative"
-        if limit:
-            raise OptimizerError(explain(f"{name} of {where} is {number:g}, and {limit}.", fix="choose another value"))
-        return number
+        check_number(name, float(value), where)
+        return float(value)
 
     def max_grad_norm(self) -> float:
         value = self.own("max_grad_norm", math.inf)
@@ -387,6 +380,7 @@ def _read_lamb(reader: _Reader, group: dict[str, Any], where: str) -> Read:
 
 
 def _read_adafactor(reader: _Reader, group: dict[str, Any], where: str) -> Read:
+    check_types(reader.optimizer, group, where)  # of the pair `eps`, before it is taken apart
     found = reader.attributes(group, where, ("lr", "beta2_decay", "eps1", "eps2", "d", "weight_decay"))
     rule = Adafactor(
         maximize=bool(group.get("maximize")),
