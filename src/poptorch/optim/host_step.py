@@ -372,8 +372,8 @@ def _check_existing(
         if (value.dtype, value.shape) != (parameter.dtype, parameter.shape):
             raise OptimizerError(
                 explain(
-                    f"the optimiser {type(optimizer).__name__} has {name} of {value.dtype} and shape {list(value.shape)} "
-                    f"for a parameter of {parameter.dtype} and shape {list(parameter.shape)}.",
+                    f"the optimiser {type(optimizer).__name__} has {name} of {value.dtype} and shape "
+                    f"{list(value.shape)} for a parameter of {parameter.dtype} and shape {list(parameter.shape)}.",
                     reason=f"its step() failed: {str(cause).strip()}",
                     fix="after model.half(), optimizer.load_state_dict(optimizer.state_dict()) converts the state as "
                     "well; state of another model has to be cleared",
