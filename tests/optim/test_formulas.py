@@ -172,6 +172,16 @@ def test_formula(case, is_variable, shape):
     np.testing.assert_allclose(*result_and_formula(case, shape, is_variable=is_variable), rtol=2e-5, atol=4e-6)
 
 
+ONE_OF_EACH = {case[:2]: (*case[:3], case[3][-1:]) for case in reversed(CASES)}  # of every formula, one group
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH.values(), ids=name_of)
+@pytest.mark.parametrize("sums", [False, True])
+def test_formula_with_accumulation_and_replicas(case, sums):
+    """What enters the formula is the mean or the sum over all micro-batches of all replicas."""
+    np.testing.assert_allclose(*result_and_formula(case, (4, 2, sums), is_variable=False), rtol=2e-5, atol=4e-6)
+
+
 @pytest.mark.parametrize("case", [case for case in CASES if set(case[2].values()) <= {None, True}], ids=name_of)
 def test_formula_with_float16_state(case):
     """Half of the digits, and no more lost than that."""

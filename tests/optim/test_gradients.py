@@ -118,6 +118,19 @@ def test_the_number_of_optimisers_is_compiled():
         training.setOptimizer(torch.optim.Adam(model.parameters()))
 
 
+def test_the_order_of_optimisers_is_compiled():
+    """Two of a kind could stand for each other, and train the parameters of the other."""
+    model = Two()
+    optimizers = [o.SGD([model.a], lr=0.1), o.SGD([model.b], lr=0.5)]
+    training = poptorch.trainingModel(model, options(), optimizers)
+    training.setOptimizer(optimizers[::-1])
+    training.setOptimizer(optimizers)
+    training(torch.ones(1, 4))
+    with pytest.raises(poptorch.Error, match="optimiser 0 is the one that the model was compiled with as optimiser 1"):
+        training.setOptimizer(optimizers[::-1])
+    training.setOptimizer([optimizers[0], o.SGD([model.b], lr=0.1)])
+
+
 # ---- automatic loss scaling
 
 

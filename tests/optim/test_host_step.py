@@ -140,7 +140,7 @@ def test_own_step_is_captured(kind, caplog):
         torch.testing.assert_close(
             torch.as_tensor(optimizer.state[training.model.w][key]).float(), torch.as_tensor(value).float()
         )
-    assert f"does not run Python optimizer code directly: {kind.__name__} is its step()" in caplog.text
+    assert f"does not run Python optimizer code directly. {kind.__name__}: its step()" in caplog.text
 
 
 def test_numbers_that_step_computes_with_can_change():

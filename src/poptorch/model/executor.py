@@ -437,6 +437,8 @@ class PoplarExecutor(Measurements):
             raise AttributeError("an inference model has no optimiser: setOptimizer belongs to poptorch.trainingModel.")
         optimizers = tuple(optimizer) if isinstance(optimizer, (list, tuple)) else (optimizer,)
         automatic = self._settings.automatic_loss_scaling
+        if self._session is not None:
+            self._optimizers.check_order(optimizers)
         plans = plan_optimizers(optimizers, self._optimizers.plans, automatic_loss_scaling=automatic)
         self._settings = settings_for(plans, self._settings, self._options, is_compiled=self._session is not None)
         for variant in self._variants:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from poptorch._logging import logger
 from poptorch.enums import MeanReductionStrategy, ReductionType
-from poptorch.errors import Error, OptimizerValueError, explain, nearest
+from poptorch.errors import Error, OptimizerError, OptimizerValueError, explain, nearest
 from poptorch.model.state import OwnedState
 from poptorch.optim import Optimizer
 from poptorch.optim.attributes import AttributeWatch
@@ -38,6 +38,18 @@ class OptimizerSet:
     def is_dirty(self) -> bool:
         """Whether one of them has loaded a state dictionary that the program has not seen."""
         return any(isinstance(optimizer, Optimizer) and optimizer.ipu_state_is_dirty for optimizer in self.optimizers)
+
+    def check_order(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Raise if the optimisers of a compiled model come back in another order: each is known by its place."""
+        for index, optimizer in enumerate(optimizers):
+            places = [place for place, known in enumerate(self.optimizers) if known is optimizer]
+            if places and index not in places:
+                raise OptimizerError(
+                    explain(
+                        f"optimiser {index} is the one that the model was compiled with as optimiser {places[0]}.",
+                        fix="pass the optimisers in the same order as before, or call destroy() first",
+                    )
+                )
 
     def mark_step(self) -> None:
         """LR schedulers warn if nobody took a step."""

@@ -68,6 +68,7 @@ class OptimizerPlan:
     max_grad_norm: float = math.inf
     accum_type: torch.dtype | None = None  # None: gradients are added up in their own type
     is_combined: bool = False
+    source: type | None = None  # the class of the object that was read
 
     @property
     def state_types(self) -> dict[str, torch.dtype]:
@@ -129,7 +130,7 @@ def plan_optimizer(optimizer: torch.optim.Optimizer, before: OptimizerPlan | Non
             )
         return _plan_host_step(optimizer, before)
     if type(optimizer) is not known:
-        _warn_about_python(optimizer, f"compiled as {known.__name__}")
+        _warn_about_python(optimizer, before, f"it is compiled as {known.__name__}")
     reader = _Reader(optimizer)
     read = next(function for kind, function in _READERS.items() if isinstance(optimizer, kind))
     groups = tuple(reader.group(group, index, read) for index, group in enumerate(optimizer.param_groups))
@@ -141,12 +142,13 @@ def plan_optimizer(optimizer: torch.optim.Optimizer, before: OptimizerPlan | Non
         max_grad_norm=reader.max_grad_norm(),
         accum_type=reader.accum_type(),
         is_combined=bool(reader.own("use_combined_accum", False)),
+        source=type(optimizer),
     )
 
 
 def _plan_host_step(optimizer: torch.optim.Optimizer, before: OptimizerPlan | None) -> OptimizerPlan:
     if not is_torchs(type(optimizer)):
-        _warn_about_python(optimizer, "its step() is captured once and repeated as a program")
+        _warn_about_python(optimizer, before, "its step() is captured once and repeated as a program")
     groups: list[GroupPlan] = []
     for index, group in enumerate(optimizer.param_groups):
         known = before.groups[index] if before is not None and index < len(before.groups) else None
@@ -161,11 +163,13 @@ def _plan_host_step(optimizer: torch.optim.Optimizer, before: OptimizerPlan | No
         groups.append(GroupPlan(rule, attributes, params))
     if before is None or len(before.groups) != len(groups):
         check_groups_apart(optimizer)
-    return OptimizerPlan(type(optimizer).__name__, tuple(groups))
+    return OptimizerPlan(type(optimizer).__name__, tuple(groups), source=type(optimizer))
 
 
-def _warn_about_python(optimizer: torch.optim.Optimizer, what: str) -> None:
-    logger.warning("Poptorch does not run Python optimizer code directly: %s is %s.", type(optimizer).__name__, what)
+def _warn_about_python(optimizer: torch.optim.Optimizer, before: OptimizerPlan | None, what: str) -> None:
+    kind = type(optimizer)
+    if before is None or before.source is not kind:  # a schedule lets the same optimiser be read in every step
+        logger.warning("Poptorch does not run Python optimizer code directly. %s: %s.", kind.__name__, what)
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:
