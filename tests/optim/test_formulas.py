@@ -109,7 +109,7 @@ COMBINED = [
     {"momentum": 0.0, "dampening": 0.2, "weight_decay": 0.1, "velocity_scaling": 0.5},
 ]
 MOMENTS = combinations(betas=((0.9, 0.999), (0.5, 0.7)), eps=(1e-2,), weight_decay=DECAY)
-NORMS = [*MOMENTS, *combinations(weight_decay=DECAY, max_weight_norm=(0.5,))]
+NORMS = [*MOMENTS, *combinations(weight_decay=DECAY, max_weight_norm=(0.5, 0.0))]
 ALPHA = [*combinations(momentum=(0.0, 0.5), weight_decay=DECAY), {"alpha": 0.9, "eps": 1e-2, "momentum": 0.5}]
 LIMITS = (None, 0.5)
 

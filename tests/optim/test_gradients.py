@@ -170,9 +170,13 @@ def test_the_final_scale_of_a_fixed_loss_scaling(accumulation):
     model = Given()
     made = options(accumulation=accumulation)
     made.anchorTensor("scale", "finalLossScale")
-    training = poptorch.trainingModel(model, made, o.SGD(model.parameters(), lr=0.01, loss_scaling=16.0))
-    training(torch.ones(accumulation, 3))
-    assert training.getAnchoredTensor("scale").flatten()[-1] == 16.0
+    optimizer = o.SGD(model.parameters(), lr=0.01, loss_scaling=16.0)
+    training = poptorch.trainingModel(model, made, optimizer)
+    for scale in (16.0, 32.0):
+        optimizer.loss_scaling = scale
+        training.setOptimizer(optimizer)
+        training(torch.ones(accumulation, 3))
+        assert training.getAnchoredTensor("scale").flatten()[-1] == scale
 
 
 def test_the_update_is_that_of_the_unscaled_gradient():

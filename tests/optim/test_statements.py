@@ -435,6 +435,7 @@ def test_amsgrad_is_refused_for_poptorchs_adam():
         (o.SGD, {"lr": 0.1}, {"lr": 0.1, "momentum": 0.9}, "rule"),
         (o.SGD, {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, "use_combined_accum": True}, "kind"),
         (o.SGD, {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, "velocity_accum_type": torch.half}, "types"),
+        (o.Adam, {"lr": 0.1, "accum_type": torch.half}, {"lr": 0.1}, "accum_type cannot change"),
         (o.RMSprop, {"lr": 0.1}, {"lr": 0.1, "centered": True}, "kind"),
         (o.LAMB, {"lr": 0.1}, {"lr": 0.1, "bias_correction": False}, "kind"),
     ],
@@ -472,6 +473,12 @@ def test_a_constant_that_changed():
         ({"lr": 0.1}, {"betas": [0.9, 0.99]}, AssertionError, "betas of parameter group 0"),
         ({"lr": 0.1}, {"lr": -1.0}, poptorch.Error, "cannot be negative"),
         ({"lr": 0.1, "max_grad_norm": float("nan")}, {}, poptorch.Error, "max_grad_norm is nan"),
+        (
+            {"lr": 0.1, "loss_scaling": 0.0},
+            {},
+            poptorch.Error,
+            "loss_scaling of the optimiser is 0, and must be positive",
+        ),
     ],
 )
 def test_values_that_are_refused(settings, change, error, text):
