@@ -84,6 +84,13 @@ class StartsFromGradient(CountsInState):
             p.sub_(state["buffer"] * 0.1)
 
 
+class MakesTensors(CountsInState):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(torch.minimum(p.grad, torch.tensor(0.5)) * torch.tensor(0.1))
+
+
 class MathOnCounter(CountsInState):
     @torch.no_grad()
     def step(self, closure=None):
@@ -125,7 +132,7 @@ def train(kind, **settings):
     return poptorch.trainingModel(model, options(), optimizer), optimizer
 
 
-@pytest.mark.parametrize("kind", [Lion, CountsInState, StartsFromGradient])
+@pytest.mark.parametrize("kind", [Lion, CountsInState, StartsFromGradient, MakesTensors])
 def test_own_step_is_captured(kind, caplog):
     training, optimizer = train(kind, lr=0.05)
     twin = copy.deepcopy(training.model)

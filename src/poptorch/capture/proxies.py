@@ -9,8 +9,6 @@ from torch import fx
 from torch._functorch._aot_autograd.functional_utils import from_fun
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from poptorch.ir.ops import ancestors, is_random
-
 
 def node_of(tensor: torch.Tensor) -> fx.Node | None:
     """The node that computes a traced tensor, or None for a tensor from outside the graph."""
@@ -19,8 +17,3 @@ def node_of(tensor: torch.Tensor) -> fx.Node | None:
         return None
     slot: Any = get_proxy_slot(from_fun(tensor), mode.tracer, None)  # pyright: ignore[reportCallIssue, reportArgumentType]
     return None if slot is None else slot.proxy.node
-
-
-def depends_on_inputs(node: fx.Node) -> bool:
-    """Whether a node's value can differ from run to run: it uses an input of the graph or a random number."""
-    return any(node.op == "placeholder" or is_random(node) for node in ancestors([node]))

@@ -18,8 +18,6 @@ from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx import traceback as fx_traceback
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
 from poptorch._logging import logger, warn_once
@@ -27,13 +25,14 @@ from poptorch.capture.autocast import Autocast
 from poptorch.capture.call import Call
 from poptorch.capture.context import capturing
 from poptorch.capture.losses import LossMarks, choose_loss
-from poptorch.capture.proxies import depends_on_inputs, node_of
+from poptorch.capture.proxies import node_of
+from poptorch.capture.recorder import Recorder
 from poptorch.capture.source import current_user_line, raised_by_user, raising_user_line
 from poptorch.capture.stand_ins import named_state, places, read_back, stand_ins
 from poptorch.capture.watch import ValuesNeeded, Watch
 from poptorch.errors import CaptureError, CompileError, Error, explain
 from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph, give_name
-from poptorch.ir.ops import is_random, memory_owner
+from poptorch.ir.ops import depends_on_inputs, is_random, memory_owner
 from poptorch.ir.structure import Constant, Layout, Leaf, flatten, map_leaves, rebuild
 from poptorch.options import Settings
 
@@ -93,9 +92,8 @@ class _Trace:
             with ExitStack() as stack:
                 if not self.has_values:
                     stack.enter_context(fake)
-                traced = make_fx(
-                    self._step, tracing_mode="real", _allow_non_fake_inputs=True, _error_on_data_dependent_ops=False
-                )(*inputs)
+                recorder = Recorder(fake)
+                recorder.record(self._step, inputs)
         self._refuse_shared_memory()
         self.watch.report()
         roles = [
@@ -105,7 +103,7 @@ class _Trace:
         ]
         specs = [InputSpec.of(name, role, t) for name, role, t in zip(names, roles, tensors, strict=False)]
         specs += self.scales
-        graph = _finish(traced, specs, self.outputs, tuple(guard for guard, _ in self.watch.guards))
+        graph = _finish(recorder, specs, self.outputs, tuple(guard for guard, _ in self.watch.guards))
         return Traced(graph, self.result)
 
     def _step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
@@ -271,7 +269,7 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def _quiet_tracing(training: bool) -> Iterator[FakeTensorMode]:
     """The surroundings of a trace: nothing the user set outside changes it, and nothing it does stays behind."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
     with (
         torch.random.fork_rng(devices=[]),
         torch.inference_mode(False),
@@ -313,18 +311,18 @@ def _host_output(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _finish(
-    traced: fx.GraphModule, specs: list[InputSpec], outputs: list[OutputSpec], guards: tuple[Guard, ...]
+    recorder: Recorder, specs: list[InputSpec], outputs: list[OutputSpec], guards: tuple[Guard, ...]
 ) -> StepGraph:
     """Make a StepGraph of a trace: constants become inputs, dead ops and unused state go."""
-    traced.graph.eliminate_dead_code()
-    source = traced.graph
+    source = recorder.graph
+    source.eliminate_dead_code()
     placeholders = [node for node in source.nodes if node.op == "placeholder"]
     pairs = list(zip(specs, placeholders, strict=True))
     written = {spec.name for spec in outputs if spec.role is OutputRole.NEW_VALUE}
     kept = [(s, n) for s, n in pairs if n.users or s.role is Role.USER_INPUT or s.name in written]
     for _, node in set(pairs) - set(kept):
         source.erase_node(node)
-    constants = [node for node in source.nodes if node.op == "get_attr" and _is_tensor_attribute(traced, node)]
+    constants = [node for node in source.nodes if node in recorder.constants]
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     inputs: list[InputSpec] = []
@@ -339,10 +337,9 @@ def _finish(
         if spec.role is not Role.USER_INPUT:
             add(spec, node)
     for index, node in enumerate(constants):
-        tensor = getattr(traced, str(node.target))
+        tensor = recorder.constants[node]
         spec = InputSpec.of(f"constant:{index}", Role.CONSTANT, tensor)
         values[spec.name] = tensor
-        node.meta.setdefault("val", tensor)
         add(spec, node)
     for spec, node in kept:
         if spec.role is Role.USER_INPUT:
@@ -350,10 +347,6 @@ def _finish(
     graph.output(graph.graph_copy(source, copies))  # pyright: ignore[reportArgumentType]
     draws = any(is_random(node) for node in graph.nodes)
     return StepGraph("step", graph, Signature(tuple(inputs), tuple(outputs)), guards, draws, values)
-
-
-def _is_tensor_attribute(module: nn.Module, node: fx.Node) -> bool:
-    return isinstance(getattr(module, str(node.target), None), torch.Tensor)
 
 
 _TRACING_WORDS = (

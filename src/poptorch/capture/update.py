@@ -11,8 +11,8 @@ from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import traceback as fx_traceback
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from poptorch.capture.recorder import Recorder
 from poptorch.capture.trained import SCALE_FACTOR, TrainedGroup, Update
 from poptorch.ir import InputSpec, Note, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph, annotation
 from poptorch.optim.gradients import adapt_scale, limit_norm
@@ -24,7 +24,8 @@ def join_update(step: StepGraph, update: Update) -> StepGraph:
     """Append the update of every group to a step; it goes on returning the gradients, for passes that need them."""
     parameters = {spec.name: spec for spec in step.signature.inputs if spec.role is Role.PARAMETER}
     traced = _Trace(update, parameters)
-    ops = traced.run()
+    recorded = traced.run()
+    ops = recorded.graph
 
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -38,13 +39,18 @@ def join_update(step: StepGraph, update: Update) -> StepGraph:
         inputs.append(spec)
 
     step_inputs = list(zip(step.signature.inputs, step.placeholders, strict=True))
-    update_inputs = list(zip(traced.inputs, (n for n in ops.graph.nodes if n.op == "placeholder"), strict=True))
+    update_inputs = list(zip(traced.inputs, (n for n in ops.nodes if n.op == "placeholder"), strict=True))
     for spec, node in step_inputs:
         if spec.role is not Role.USER_INPUT:
             add(spec, node)
     for spec, node in update_inputs:
         if spec is not None and spec.name not in nodes:
             add(spec, node)
+    constants = dict(step.constants)
+    for node, tensor in recorded.constants.items():
+        spec = InputSpec.of(f"constant:{len(constants)}", Role.CONSTANT, tensor)
+        constants[spec.name] = tensor
+        add(spec, node)
     for spec, node in step_inputs:
         if spec.role is Role.USER_INPUT:
             add(spec, node)
@@ -57,7 +63,7 @@ def join_update(step: StepGraph, update: Update) -> StepGraph:
             copies[node] = next(gradients)
         else:  # forward may have changed a parameter already
             copies[node] = by_output.get((OutputRole.NEW_VALUE, spec.name), nodes[spec.name])
-    new_values: list[fx.Node] = list(graph.graph_copy(ops.graph, copies))  # pyright: ignore
+    new_values: list[fx.Node] = list(graph.graph_copy(ops, copies))  # pyright: ignore
 
     updated = set(traced.results)
     types = _accumulation_types(update)
@@ -69,7 +75,7 @@ def join_update(step: StepGraph, update: Update) -> StepGraph:
     graph.output(tuple(value for _, value in outputs))
     graph.eliminate_dead_code()
     signature = Signature(tuple(inputs), tuple(spec for spec, _ in outputs))
-    return replace(step, ops=graph, signature=signature)
+    return replace(step, ops=graph, signature=signature, constants=constants)
 
 
 def _accumulation_types(update: Update) -> dict[str, torch.dtype | None]:
@@ -104,12 +110,14 @@ class _Trace:
             self.inputs += [InputSpec(group.hyper_name(name), Role.HYPER, (), torch.float64, ()) for name in names]
         self.results: list[str] = []
 
-    def run(self) -> fx.GraphModule:
+    def run(self) -> Recorder:
         own = iter([self._parameters[name] for group in self._update.groups for name in group.names])
-        with FakeTensorMode(), torch.no_grad(), fx_traceback.preserve_node_meta():
+        with FakeTensorMode() as fake, torch.inference_mode(False), torch.no_grad():
             fakes = [_fake(spec if spec is not None else next(own)) for spec in self.inputs]
             with fx_traceback.annotate(annotation(Note(Phase.UPDATE))):
-                return make_fx(self._functional, tracing_mode="real")(*fakes)
+                recorder = Recorder(fake)
+                recorder.record(self._functional, fakes)
+        return recorder
 
     def _functional(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """The update without in-place ops; our own rules have none, but a user's `step()` is full of them."""

@@ -21,10 +21,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from poptorch._logging import logger
-from poptorch.capture.proxies import depends_on_inputs, node_of
+from poptorch.capture.proxies import node_of
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, explain
 from poptorch.ir import Guard, Note, Phase, SourceLine, annotation
+from poptorch.ir.ops import depends_on_inputs
 
 aten = torch.ops.aten
 Op = torch._ops.OpOverload

@@ -46,3 +46,8 @@ def ancestors(nodes: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> set[f
             if node not in stop:
                 pending.extend(node.all_input_nodes)
     return found
+
+
+def depends_on_inputs(node: fx.Node) -> bool:
+    """Whether a node's value can differ from run to run: it uses an input of the graph or a random number."""
+    return any(node.op == "placeholder" or is_random(node) for node in ancestors([node]))

@@ -1,0 +1,151 @@
+"""Record the ATen ops that run as an FX graph.
+
+PyTorch's `make_fx` does this for programs of every kind: with symbolic sizes, nested graphs, modules as inputs and
+in-place ops. Ours have known sizes and are functional, so each op needs one node and nothing else, in a third of the
+time. The recorder takes the place of PyTorch's own recording mode, between functionalisation and fake tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer, _ProxyTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from poptorch.ir.ops import ancestors, depends_on_inputs
+
+aten = torch.ops.aten
+Op = torch._ops.OpOverload
+_KNOWN_TYPES = frozenset({torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor})
+_NOT_COMPUTING = frozenset({"prim", "profiler"})  # ops that ask for the device of a tensor, or mark a stretch of time
+
+
+class Recorder(ProxyTorchDispatchMode):
+    """Adds every op that runs to `graph`; a tensor that comes from elsewhere is one of its `constants`."""
+
+    def __init__(self, fake: FakeTensorMode) -> None:
+        tracer = PythonKeyTracer()  # where PyTorch looks for the graph and for the node of a tensor
+        super().__init__(tracer, "real")
+        tracer.graph = self.graph = fx.Graph()
+        self.constants: dict[fx.Node, torch.Tensor] = {}
+        self._constant_nodes: dict[int, fx.Node] = {}  # by the id of a tensor that `constants` keeps alive
+        self._fake = fake
+
+    def record(self, function: Callable[..., Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor]) -> None:
+        """Record a function from end to end: its inputs become those of the graph, and its results too."""
+        for index, tensor in enumerate(inputs):
+            self._describe(self.graph.placeholder(f"in{index}"), tensor)
+        with _no_autocast_cache(), self:
+            results = function(*inputs)
+        self.graph.output([self._argument(result) for result in results])
+
+    def __torch_dispatch__(
+        self, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not _KNOWN_TYPES.issuperset(types):
+            return NotImplemented  # a tensor class of the user's, which knows what to do
+        if func.namespace in _NOT_COMPUTING:
+            return func(*args, **kwargs)
+        if func is aten.lift_fresh.default:
+            func = aten.lift_fresh_copy.default  # what follows must not change the constant
+        node_args, node_kwargs = self._argument(args), self._argument(kwargs)
+        if torch.Tag.data_dependent_output in func.tags:
+            return self._read(func, args, kwargs, node_args, node_kwargs)
+        result = func(*args, **kwargs)
+        self._describe(self.graph.create_node("call_function", func, node_args, node_kwargs, _name(func)), result)
+        return result
+
+    def _argument(self, value: Any) -> Any:
+        """An argument of an op as an argument of its node."""
+        if isinstance(value, torch.Tensor):
+            known = self.tracer.tensor_tracker.get(value)
+            return self._constant(value) if known is None else known.proxy.node
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self._argument, value))
+        if isinstance(value, dict):
+            return {key: self._argument(item) for key, item in value.items()}
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise RuntimeError("a size depends on the values of tensors")
+        return value
+
+    def _constant(self, tensor: torch.Tensor) -> fx.Node:
+        if id(tensor) not in self._constant_nodes:
+            if isinstance(tensor, FakeTensor):
+                raise RuntimeError("a tensor without a value comes from outside the trace")
+            node = self.graph.create_node("get_attr", f"constant{len(self.constants)}")
+            node.meta["val"] = self._described(tensor)
+            self.constants[node] = tensor
+            self._constant_nodes[id(tensor)] = node
+        return self._constant_nodes[id(tensor)]
+
+    def _describe(self, node: fx.Node, result: Any) -> None:
+        """Note on a node what it computes and what is known about it, and its items as nodes of their own."""
+        node.meta = {"custom": _annotations(), "val": self._described(result)}
+        if isinstance(result, torch.Tensor):
+            self.tracer.tensor_tracker[result] = _ProxyTensor(fx.Proxy(node, self.tracer), None)
+        elif isinstance(result, (list, tuple)):
+            for index, item in enumerate(result):
+                if isinstance(item, torch.Tensor):
+                    self._describe(self.graph.call_function(operator.getitem, (node, index)), item)
+
+    def _described(self, value: Any) -> Any:
+        """A value without its numbers."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self._described, value))
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        if value.layout is not torch.strided:
+            return None
+        with self._fake:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+    def _read(
+        self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any], node_args: Any, node_kwargs: dict[str, Any]
+    ) -> Any:
+        """Python wants to know a value: it can be computed if it depends on constants only."""
+        nodes: list[fx.Node] = []
+        fx.map_arg((node_args, node_kwargs), nodes.append)
+        if any(map(depends_on_inputs, nodes)):
+            return func(*args, **kwargs)
+        needed, values = ancestors(nodes), dict(self.constants)
+        with _disable_current_modes():
+            for node in self.graph.nodes:
+                if node in needed and node not in values:
+                    values[node] = node.target(*_known(node.args, values), **_known(node.kwargs, values))
+            return func(*_known(node_args, values), **_known(node_kwargs, values))
+
+
+def _known(arguments: Any, values: dict[fx.Node, Any]) -> Any:
+    return fx.map_arg(arguments, values.__getitem__)
+
+
+def _annotations() -> dict[str, Any]:
+    """What is known about the op that runs now; PyTorch replays a view on behalf of the node that it came from."""
+    replayed = fx_traceback.get_current_replay_node()
+    current = fx_traceback.get_current_meta() if replayed is None else replayed.meta
+    return dict(current.get("custom", {}))
+
+
+@functools.cache
+def _name(func: Op) -> str:
+    return fx.Graph()._target_to_str(func.overloadpacket.__name__)
+
+
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Autocasting casts a weight once and remembers the result; a graph must see where each one comes from."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
