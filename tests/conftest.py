@@ -19,6 +19,16 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)  # tiny tensors: more threads only get in each other's way
 
 
+@pytest.fixture(scope="session")
+def programs():
+    """Where to start programs that use poptorch."""
+    from programs import Programs
+
+    found = Programs()
+    yield found
+    found.close()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="repeat the tests of failing data loaders 100 times, not 5")
 

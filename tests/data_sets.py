@@ -67,7 +67,10 @@ class Dicts(Inc):
 
 
 class Failing(Inc):
-    """One element does what `fault` names. Whoever loads elements can be made to note its process id in a file."""
+    """One element does what `fault` names.
+
+    Whoever loads elements can be made to note its process id in a file, and the time of the fault in another.
+    """
 
     def __init__(self, fault, n=100, at=5, notes=None, shape=(2, 3)):
         super().__init__(n, shape)
@@ -78,6 +81,8 @@ class Failing(Inc):
             with Path(self.notes).open("a") as file:
                 file.write(f"{os.getpid()}\n")
         if index == self.at:
+            if self.notes is not None:
+                Path(f"{self.notes}.time").write_text(str(time.monotonic()))
             FAULTS[self.fault]()
         return super().__getitem__(index)
 

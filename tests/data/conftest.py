@@ -7,8 +7,6 @@ import multiprocessing
 
 import pytest
 
-from programs import Programs
-
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left():
@@ -16,11 +14,3 @@ def _no_process_is_left():
     if multiprocessing.active_children():
         gc.collect()  # a traceback may hold a loader; searching for it takes long, so only if need be
     assert multiprocessing.active_children() == []
-
-
-@pytest.fixture(scope="session")
-def programs():
-    """Where to start programs that use poptorch."""
-    found = Programs()
-    yield found
-    found.close()

@@ -50,16 +50,15 @@ def wait_until(condition, seconds):
 
 
 def run_once(mode, start_method, workers, dataset, **settings):
-    """Iterate into the fault; how long after the last good batch the error came, and what was left behind."""
+    """Iterate into the fault; how long after it the error came, and what was left behind."""
     loader, error, batches = None, "", 0
-    last = time.monotonic()
     try:
         loader = open_loader(mode, start_method, workers, dataset, **settings)
         for _ in loader:
-            batches, last = batches + 1, time.monotonic()
+            batches += 1
     except Exception as caught:
         error = f"{type(caught).__name__}: {caught}"
-    seconds = time.monotonic() - last
+    seconds = time.monotonic() - float(Path(f"{dataset.notes}.time").read_text())
     del loader
     gc.collect()  # the frames in a traceback may refer to each other
     wait_until(lambda: not others(), 5)

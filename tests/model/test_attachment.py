@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import subprocess
-import sys
+import os
+import signal
 import textwrap
 import time
 
@@ -178,23 +178,23 @@ def test_waiting_has_a_limit(ipus, monkeypatch):
         model()(X)
 
 
-def test_processes_share_the_ipus_and_a_killed_one_gives_them_back(ipus, tmp_path):
+def test_processes_share_the_ipus_and_a_killed_one_gives_them_back(ipus, programs):
     ipus(1)
-    program = """
-        import time, torch, poptorch
+    variables = {name: value for name, value in os.environ.items() if name.startswith("POPTORCH_")}
+    code = f"""
+        import os, time, torch
+        os.environ.update({variables})
         model = poptorch.inferenceModel(torch.nn.Linear(4, 1), poptorch.Options().engine("eager"))
         model(torch.ones(2, 4))
         print("attached", flush=True)
         time.sleep(60)
     """
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline() == "attached\n"
-        with pytest.raises(poptorch.Error, match="Failed to acquire"):
-            model()(X)
-    finally:
-        process.kill()
-        process.communicate(timeout=30)
+    program = programs.start(textwrap.dedent(code))
+    program.wait_for(lambda: program.output == "attached\n", "the first call")
+    with pytest.raises(poptorch.Error, match="Failed to acquire"):
+        model()(X)
+    os.kill(program.pid, signal.SIGKILL)
+    assert program.wait() == -signal.SIGKILL
     model()(X)
 
 

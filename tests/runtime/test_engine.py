@@ -49,18 +49,14 @@ def test_unknown_engine_in_the_environment(monkeypatch):
         engine_of()
 
 
-def test_eager_engine_does_not_load_inductor():
+def test_eager_engine_does_not_load_inductor(programs):
     """Starting at once is the point of the eager engine, and importing Inductor takes seconds."""
-    import subprocess
-    import sys
-
-    program = (
-        "import sys, torch, poptorch\n"
+    programs.run(
+        "import sys, torch\n"
         "model = poptorch.inferenceModel(torch.nn.Linear(2, 2), poptorch.Options().engine('eager'))\n"
         "model(torch.ones(1, 2))\n"
         "sys.exit('torch._inductor.compile_fx' in sys.modules)\n"
     )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 @pytest.mark.inductor

@@ -24,10 +24,11 @@ class EagerEngine:
 def eager_ops(program: Program) -> fx.GraphModule:
     """The ops of a program as PyTorch runs them one by one."""
     ops = program.functional_ops()
-    for node in ops.graph.nodes:
-        if node.target is torch.ops.aten.bernoulli.p:
-            node.target = _bernoulli
-    ops.recompile()
+    drawing = [node for node in ops.graph.nodes if node.target is torch.ops.aten.bernoulli.p]
+    for node in drawing:
+        node.target = _bernoulli
+    if drawing:
+        ops.recompile()
     return ops
 
 
