@@ -25,11 +25,12 @@ PASSES: tuple[Pass, ...] = (
 
 
 def run_passes(graph: StepGraph, settings: Settings, observe: Observer) -> StepGraph:
-    """Apply every pass in order; verify and observe the graph after each."""
+    """Apply every pass in order; verify each new graph, and observe the graph after each pass."""
     verify(graph)
     observe("capture", graph)
     for apply in PASSES:
-        graph = apply(graph, settings)
-        verify(graph)
+        before, graph = graph, apply(graph, settings)
+        if graph is not before:
+            verify(graph)
         observe(apply.__name__, graph)
     return graph
