@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,25 @@ def test_a_group_goes_with_the_names_of_all_its_processes():
             path.unlink(missing_ok=True)
     assert leader.wait() == -signal.SIGKILL
     assert members(group=leader.pid) == {}
+
+
+def test_also_the_names_of_a_process_that_was_killed_but_not_waited_for():
+    code = "import os, time; print(os.fork(), flush=True); time.sleep(1000)"
+    leader = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert leader.stdout is not None
+    with leader.stdout:
+        pid = max(int(leader.stdout.readline()) for _ in range(2))  # the child prints 0
+    path = Path("/dev/shm") / f"torch_{pid}_1_2"
+    try:
+        path.touch()
+        os.kill(pid, signal.SIGKILL)
+        while pid in members(group=leader.pid):
+            time.sleep(0.001)
+        kill_group(leader.pid)
+        assert not path.exists()
+    finally:
+        path.unlink(missing_ok=True)
+    assert leader.wait() == -signal.SIGKILL
 
 
 NAMING = """

@@ -12,10 +12,10 @@ import signal
 import time
 from pathlib import Path
 
-from poptorch.data.process_table import process_table
+from poptorch.data.process_table import ProcessStat, process_table
 
 _SHARED_MEMORY = Path("/dev/shm")
-_DYING_SECONDS = 1.0  # a process that was killed may finish what it asks of the system
+_DYING_SECONDS = 3.0  # a process that was killed may finish what it asks of the system, slowly on a busy machine
 
 
 def remove_segments(pid: int) -> None:
@@ -27,12 +27,14 @@ def remove_segments(pid: int) -> None:
 
 def kill_group(group: int) -> None:
     """Kill the processes of a group, this one last if it is a member, and remove the names they leave behind."""
-    others = _others_of(group)
+    others = {
+        process.pid for process in _others_of(group)
+    }  # whoever killed one may be killed before tidying up after it
     for pid in others:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     end = time.monotonic() + _DYING_SECONDS
-    while others & _others_of(group) and time.monotonic() < end:
+    while time.monotonic() < end and any(p.pid in others and not p.has_ended for p in _others_of(group)):
         time.sleep(0.005)
     for pid in others:
         remove_segments(pid)
@@ -40,7 +42,6 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)  # this process, and those that were started meanwhile
 
 
-def _others_of(group: int) -> set[int]:
-    """The processes of a group that run, without this one."""
-    table = process_table()
-    return {process.pid for process in table if process.group == group and not process.has_ended} - {os.getpid()}
+def _others_of(group: int) -> list[ProcessStat]:
+    """The processes of a group without this one, those included that have ended and were not yet waited for."""
+    return [process for process in process_table() if process.group == group and process.pid != os.getpid()]

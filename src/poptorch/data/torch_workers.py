@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing.connection import wait
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -196,8 +197,9 @@ def _end_workers(workers: Sequence[Any]) -> None:
     for worker in workers:
         worker.kill()
     for worker in workers:
+        wait([worker.sentinel], timeout=_utils.MP_STATUS_CHECK_INTERVAL)
+        remove_segments(worker.pid)  # before it disappears from the table of processes, where `kill_group` looks
         worker.join(timeout=_utils.MP_STATUS_CHECK_INTERVAL)
-        remove_segments(worker.pid)
 
 
 def _can_send(queue: Any) -> bool:
