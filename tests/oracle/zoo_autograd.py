@@ -84,6 +84,36 @@ class CustomFunctions(TwoLayers):
         return out, F.mse_loss(out, y), positive
 
 
+@torch.library.custom_op("zoo::squared", mutates_args=())
+def squared(x: torch.Tensor) -> torch.Tensor:
+    """An op that PyTorch cannot look into, with a gradient of its own."""
+    return x * x
+
+
+@torch.library.custom_op("zoo::shift_", mutates_args=("x",))
+def shift_(x: torch.Tensor, amount: float) -> None:
+    """An op that changes its argument."""
+    x.add_(amount)
+
+
+squared.register_fake(torch.empty_like)
+squared.register_autograd(
+    lambda ctx, grad: 2 * grad * ctx.saved_tensors[0],
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+@case(regression(3))
+class OpsOfALibrary(TwoLayers):
+    def forward(self, x, y):
+        hidden = squared(self.first(x))
+        mask = hidden.detach().sign()
+        shift_(mask, 0.5)
+        shift_(mask[:, 0], -0.25)
+        out = self.second(hidden * mask)
+        return out, F.mse_loss(out, y)
+
+
 @case(regression(3))
 class StraightThrough(TwoLayers):
     def forward(self, x, y):

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer, _ProxyTensor
@@ -57,9 +59,13 @@ class Recorder(ProxyTorchDispatchMode):
             return func(*args, **kwargs)
         if func is aten.lift_fresh.default:
             func = aten.lift_fresh_copy.default  # what follows must not change the constant
-        node_args, node_kwargs = self._argument(args), self._argument(kwargs)
         if torch.Tag.data_dependent_output in func.tags:
-            return self._read(func, args, kwargs, node_args, node_kwargs)
+            return self._read(func, args, kwargs, self._argument(args), self._argument(kwargs))
+        return self.compute(func, args, kwargs)
+
+    def compute(self, func: Op | HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op and record it."""
+        node_args, node_kwargs = self._argument(args), self._argument(kwargs)  # before anything is changed
         result = func(*args, **kwargs)
         self._describe(self.graph.create_node("call_function", func, node_args, node_kwargs, _name(func)), result)
         return result
@@ -124,6 +130,18 @@ class Recorder(ProxyTorchDispatchMode):
             return func(*_known(node_args, values), **_known(node_kwargs, values))
 
 
+def _record_calls_of(operator: HigherOrderOperator) -> None:
+    """Let a recorder see an operator that PyTorch keeps from ordinary modes."""
+
+    @operator.py_impl(Recorder)
+    def record(recorder: Recorder, *args: Any, **kwargs: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
+        return recorder.compute(operator, args, kwargs)
+
+
+_record_calls_of(auto_functionalized)  # what becomes of a user's op that changes its arguments
+_record_calls_of(auto_functionalized_v2)
+
+
 def _known(arguments: Any, values: dict[fx.Node, Any]) -> Any:
     return fx.map_arg(arguments, values.__getitem__)
 
@@ -136,8 +154,9 @@ def _annotations() -> dict[str, Any]:
 
 
 @functools.cache
-def _name(func: Op) -> str:
-    return fx.Graph()._target_to_str(func.overloadpacket.__name__)
+def _name(func: Op | HigherOrderOperator) -> str:
+    packet = func.overloadpacket if isinstance(func, Op) else func
+    return fx.Graph()._target_to_str(packet.__name__)
 
 
 @contextmanager
