@@ -29,20 +29,23 @@ class Bench:
 
     def train(self) -> Result:
         """Training steps against every peer."""
-        found = self._compare((w.name, lambda w=w: compare_training(w, self.effort)) for w in self.workloads)
+        peers = ("eager", "compile")
+        found = self._compare(peers, ((w.name, lambda w=w: compare_training(w, self.effort)) for w in self.workloads))
         title = "Training: microseconds per step, and how many times faster poptorch is"
-        return found, report.comparison_table(title, found, ("eager", "compile"))
+        return found, report.comparison_table(title, found, peers)
 
     def infer(self) -> Result:
         """Forward passes, batch 1 and 32."""
-        found = self._compare(
+        peers = ("compile",)
+        jobs = (
             (f"{w.name} batch {size}", lambda w=w, size=size: compare_inference(w, size, self.effort))
             for w in self.workloads
             if w.infers
             for size in (1, 32)
         )
+        found = self._compare(peers, jobs)
         title = "Inference: microseconds per call, and how many times faster poptorch is"
-        return found, report.comparison_table(title, found, ("compile",))
+        return found, report.comparison_table(title, found, peers)
 
     def call(self) -> Result:
         """What a call costs beyond its kernel."""
@@ -75,9 +78,18 @@ class Bench:
         hidden = loading.overlap()
         return [*speeds, hidden], report.loading_table(speeds, hidden)
 
-    def _compare(self, jobs: Iterator[tuple[str, Callable[[], Comparison]]]) -> list[Comparison]:
-        found = [comparison for name, job in jobs if (comparison := self._try(name, job)) is not None]
-        self.problems += [problem for comparison in found for problem in comparison.problems]
+    def _compare(
+        self, peers: tuple[str, ...], jobs: Iterator[tuple[str, Callable[[], Comparison]]]
+    ) -> list[Comparison]:
+        found: list[Comparison] = []
+        for name, job in jobs:
+            comparison = self._try(name, job)
+            if comparison is None:
+                continue
+            found.append(comparison)
+            self.problems += comparison.problems
+            if (ratio := comparison.ratio(*peers)) is not None:  # at once: a long run may be ended before its table
+                print(f"  {ratio:.2f} times as fast as {' and '.join(peers)}", file=sys.stderr, flush=True)
         return found
 
     def _try(self, name: str, job: Callable[[], Any]) -> Any:

@@ -9,6 +9,7 @@ from poptorch.compiler.anchors import plan_anchors, return_anchors
 from poptorch.compiler.bounds import index_checks
 from poptorch.compiler.hoist import hoist_weight_ops
 from poptorch.compiler.passes import Observer, run_passes
+from poptorch.compiler.scatter import scatter_row_gradients
 from poptorch.enums import MeanReductionStrategy, OutputMode
 from poptorch.errors import Error, explain
 from poptorch.executable import Batching, Executable, Program
@@ -49,7 +50,7 @@ def lower(graph: StepGraph, result: Layout, settings: Settings, observe: Observe
             observe("prepare", prepare_graph)
             prepare = Program(prepare_graph)
     elif plan.micro_batches_per_update == 1 and not graph.guards:
-        step = drop_intermediates(graph)
+        step = scatter_row_gradients(drop_intermediates(graph))
     else:
         step, update_graph = split_update(graph, settings)
         verify(update_graph)

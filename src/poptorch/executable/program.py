@@ -95,8 +95,12 @@ def in_place(ops: fx.GraphModule, written_positions: tuple[int, ...]) -> fx.Grap
     with graph.inserting_before(output):
         for position, value in zip(written_positions, results[count:], strict=True):
             target = placeholders[position]
-            copied = graph.call_function(torch.ops.aten.copy_.default, (target, value))
+            is_scattered = value.target is aten.index_put.default and list(value.users) == [output]
+            copied = graph.call_function(aten.copy_.default, (target, value.args[0] if is_scattered else value))
             copied.meta["val"] = target.meta["val"]
+            if is_scattered:  # into the new value itself, not into a copy of it
+                graph.call_function(aten.index_put_.default, (target, *value.args[1:])).meta["val"] = target.meta["val"]
     output.args = (tuple(results[:count]),)
+    graph.eliminate_dead_code()
     ops.recompile()
     return ops
