@@ -141,6 +141,17 @@ def test_a_step_and_a_small_update_are_left_whole():
     assert roll(model._executable.update, {}) is None
 
 
+def test_an_update_that_reads_the_users_tensor_is_left_whole():
+    program = trained(sgd, accumulation=1)._executable.step
+    assert roll(program, {}) is not None
+    x = program.graph.placeholders[-1]
+    update = next(
+        n for n in program.graph.ops.nodes if str(n.target) == "aten.sub.Tensor" and n.meta["val"].shape == (1,)
+    )
+    update.args = (update.args[0], x)  # as if the gradient were what the user gave
+    assert roll(program, {}) is None
+
+
 @pytest.mark.inductor
 def test_many_parameters_train_like_in_plain_pytorch(engine):
     model, reference = Many([(3,), (2, 3)] * 8), Many([(3,), (2, 3)] * 8)

@@ -100,6 +100,14 @@ class MathOnCounter(CountsInState):
             p.sub_(p.grad / math.sqrt(state["step"]))
 
 
+class Insists(CountsInState):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            assert p.numel() > 100, "this is for large parameters"
+            p.sub_(p.grad)
+
+
 class HoldsTensor(CountsInState):
     @torch.no_grad()
     def step(self, closure=None):
@@ -189,6 +197,7 @@ def test_a_changed_learning_rate_repeats_no_trials(monkeypatch):
         (MathOnCounter, "does not do the same in every step"),
         (DrawsNumbers, "draws random numbers"),
         (HoldsTensor, "neither a parameter nor in self.state"),
+        (Insists, "this is for large parameters"),
         (torch.optim.LBFGS, "closure"),
         (torch.optim.SparseAdam, "does not support dense gradients"),
     ],

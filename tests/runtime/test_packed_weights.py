@@ -61,7 +61,7 @@ def convolutions(*weights, transposed=False, dtype=torch.float32):
     return fx.GraphModule(nn.Module(), graph)
 
 
-def test_only_weights_of_one_convolution_that_stay_the_same_are_packed():
+def test_only_weights_of_one_convolution_that_stay_the_same_are_packed(monkeypatch):
     def packed(ops, fixed=(1, 2)):
         return [packing.positions for packing in expect_packed(ops, fixed)]
 
@@ -71,6 +71,8 @@ def test_only_weights_of_one_convolution_that_stay_the_same_are_packed():
     assert packed(convolutions("a", "a", "b")) == [(2,)]
     assert packed(convolutions("a", transposed=True)) == []
     assert packed(convolutions("a", "b", dtype=torch.float64)) == [(1,)]  # of which the images are float32
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert packed(convolutions("a", "b")) == []
 
 
 def test_only_inference_has_weights_that_stay_the_same():

@@ -27,9 +27,7 @@ def remove_segments(pid: int) -> None:
 
 def kill_group(group: int) -> None:
     """Kill the processes of a group, this one last if it is a member, and remove the names they leave behind."""
-    others = {
-        process.pid for process in _others_of(group)
-    }  # whoever killed one may be killed before tidying up after it
+    others = {process.pid for process in _others_of(group)}  # some may be dead, and nobody left to tidy up after them
     for pid in others:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

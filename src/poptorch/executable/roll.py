@@ -158,14 +158,18 @@ class _Cut:
 
     @property
     def is_possible(self) -> bool:
-        """Whether pieces write only what is theirs, and read nothing that the shared part has overwritten."""
+        """Whether pieces write only what is theirs, and read nothing that the shared part overwrites or is given."""
         if any(self.owner[node] != name.partition(":")[0] for name, node in self.owned_results.items()):
             return False
         if any(self.owner[node] for _, node in self.returned) or any(is_random(node) for node in self._owned_ops()):
             return False
-        overwritten = {node for node, spec in self.specs.items() if spec.name in self.results and not self.owner[node]}
+        foreign = {
+            node
+            for node, spec in self.specs.items()
+            if spec.role is Role.USER_INPUT or (spec.name in self.results and not self.owner[node])
+        }
         crossing = [used for node in self._owned_ops() for used in node.all_input_nodes if not self.owner[used]]
-        return all(isinstance(value_of(n), torch.Tensor) for n in crossing) and overwritten.isdisjoint(crossing)
+        return all(isinstance(value_of(n), torch.Tensor) for n in crossing) and foreign.isdisjoint(crossing)
 
     def roll(self, strides: Mapping[str, tuple[int, ...]]) -> Rolled:
         elements = {node for node in self.ops if self._is_element(node)}

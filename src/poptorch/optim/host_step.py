@@ -26,6 +26,7 @@ from poptorch.optim.rules import Hypers, Rule, State
 
 # How torch's optimisers compute is ours to choose: one tensor after the other, without looking at values.
 IMPLEMENTATION = {"foreach": False, "fused": False, "capturable": True, "differentiable": False}
+_FOREIGN_TENSOR = "Please convert all Tensors to FakeTensors"  # how torch complains of one that it was not given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +166,9 @@ class HostStep(Rule):
         with mode:
             try:
                 self.update([p], [torch.empty_like(p)], [entries], None, {})
-            except AssertionError as error:
+            except Exception as error:
+                if _FOREIGN_TENSOR not in str(error):
+                    return  # the next trial runs into the same, and says it better
                 raise OptimizerError(
                     explain(
                         f"the optimiser {self.optimizer_class.__name__} cannot be compiled: its step() uses a tensor "
@@ -174,8 +177,6 @@ class HostStep(Rule):
                         fix="keep it in self.state[p], or as a Python number in the parameter group",
                     )
                 ) from error
-            except Exception:
-                return  # the next trial runs into the same, and says it better
 
     def _may_vary(self, name: str, sample: Tensor, state: State) -> bool:
         try:

@@ -33,7 +33,7 @@ class Packing:
 
 def expect_packed(ops: fx.GraphModule, fixed: Collection[int]) -> list[Packing]:
     """Let ops take packed weights where those are inputs at `fixed` positions, which nobody changes between calls."""
-    if not torch.backends.mkldnn.is_available():
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return []
     placeholders = [node for node in ops.graph.nodes if node.op == "placeholder"]
     positions = {node: i for i, node in enumerate(placeholders) if i in fixed and len(node.users) == 1}
