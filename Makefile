@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+JAX_STAMP := $(VENV)/.installed-jax
+INSTALL := $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt
 CHECKED := src tests examples $(wildcard benchmarks)
 
 # Keep compiled bytecode even where the surroundings forbid it: every process imports PyTorch, in half the time with it.
@@ -16,7 +18,7 @@ help:
 	@echo "make demo    train a classifier on real images on the emulated IPU"
 	@echo "make test    format check, lint, type check and the whole test suite"
 	@echo "make check   the same as make test"
-	@echo "make bench   compare speed with eager PyTorch and torch.compile"
+	@echo "make bench   compare speed with eager PyTorch, torch.compile and JAX"
 	@echo "make format  rewrite the source in the project's format"
 
 demo: $(STAMP)
@@ -28,7 +30,7 @@ test check: $(STAMP)
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal
 
-bench: $(STAMP)
+bench: $(STAMP) $(JAX_STAMP)
 	$(BIN)/python -m benchmarks
 
 format: $(STAMP)
@@ -43,5 +45,9 @@ $(STAMP): pyproject.toml constraints.txt
 	  "Python 3.10 or newer is needed; choose one with: make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV); the first time this takes a few minutes."
-	@$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,test,check]'
+	@$(INSTALL) -e '.[demo,test,check]'
 	@touch $@
+
+# The benchmark says so if there is no JAX, and measures the others.
+$(JAX_STAMP): $(STAMP)
+	-@$(INSTALL) -e '.[bench]' && touch $@

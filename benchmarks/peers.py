@@ -155,7 +155,7 @@ def infer_jax(workload: Workload, size: int) -> Runner:
 
 
 _KEEP_LAYOUT = "no layout optimization"
-JAX_WORKLOADS = frozenset({"mlp", "mlp-b64", "cnn-wide"})
+JAX_WORKLOADS = frozenset({"mlp", "mlp-b64", "embedding-sgd", "embedding-adamw", "cnn", "cnn-wide", "lstm"})
 
 TRAINERS: dict[str, dict[str, Trainer]] = {
     "eager": {"plain": train_eager, "fused": lambda workload: train_eager(workload, fused=True)},

@@ -211,11 +211,12 @@ class Workload:
     is_small: bool = False
     infers: bool = True
     convolves: bool = False
+    dtype: torch.dtype = torch.float32
 
     def network(self) -> nn.Module:
         """The network with its initial weights, always the same."""
         torch.manual_seed(1234)
-        return self.network_factory()
+        return self.network_factory().to(self.dtype)
 
     def training_model(self) -> WithLoss:
         return WithLoss(self.network())
@@ -226,7 +227,8 @@ class Workload:
     def batches(self, count: int, size: int | None = None) -> list[Batch]:
         """The first batches of an endless sequence that never changes."""
         generator = torch.Generator().manual_seed(4321)
-        return [self.batch_factory(size or self.batch_size, generator) for _ in range(count)]
+        batches = (self.batch_factory(size or self.batch_size, generator) for _ in range(count))
+        return [(x.to(self.dtype) if x.is_floating_point() else x, y) for x, y in batches]
 
 
 WORKLOADS: dict[str, Workload] = {
@@ -242,6 +244,10 @@ WORKLOADS: dict[str, Workload] = {
         Workload("resnet18", resnet18, features(3, 32, 32), slow_sgd, 16, goal=1.0, convolves=True),
         Workload("bert-mini", bert_mini, masked_tokens, adamw, 8, goal=1.0),
         Workload("gpt-mini", gpt_mini, next_tokens, adamw, 8, goal=1.0),
+        Workload("mlp-half", mlp, features(784), sgd, 16, goal=2.5, is_small=True, dtype=torch.float16),
+        Workload(
+            "cnn-half", conv_net, features(1, 28, 28), sgd, 32, 1.8, is_small=True, convolves=True, dtype=torch.float16
+        ),
     )
 }
 

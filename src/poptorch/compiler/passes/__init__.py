@@ -9,6 +9,7 @@ from poptorch.compiler.passes.convolution import separate_bias_gradients
 from poptorch.compiler.passes.dead import remove_dead_ops
 from poptorch.compiler.passes.fold_norm import fold_batch_norm
 from poptorch.compiler.passes.pooling import pool_before_relu
+from poptorch.compiler.passes.widen import widen_products
 from poptorch.ir import StepGraph, verify
 from poptorch.options import Settings
 
@@ -20,6 +21,7 @@ PASSES: tuple[Pass, ...] = (
     fold_batch_norm,
     pool_before_relu,
     separate_bias_gradients,
+    widen_products,
     remove_dead_ops,
 )
 
