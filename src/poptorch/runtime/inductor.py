@@ -32,6 +32,7 @@ from poptorch._logging import logger
 from poptorch.errors import EngineError, explain
 from poptorch.executable import Program, in_place
 from poptorch.executable.roll import Rolled, roll
+from poptorch.runtime.cross_entropy import join_cross_entropies
 from poptorch.runtime.decompositions import decompositions, runs_in_pytorch
 from poptorch.runtime.engine import Call
 from poptorch.runtime.layout import channels_last_strides
@@ -175,6 +176,8 @@ def _of_any_length(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:
 
 def _decompose(ops: fx.GraphModule, inputs: list[torch.Tensor], fake: FakeTensorMode) -> fx.GraphModule:
     """The same ops in terms of those that Inductor generates code for, with the inputs' memory layouts."""
+    join_cross_entropies(ops.graph)
+    ops.recompile()
     with fake, fx_traceback.preserve_node_meta():
         trace = make_fx(fx.Interpreter(ops).run, decomposition_table=decompositions(), _allow_non_fake_inputs=True)
         decomposed = trace(*inputs)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import poptorch
 
 aten = torch.ops.aten
+EAGER = poptorch.Options().engine("eager")
 NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -95,7 +96,7 @@ def narrow_products(executor) -> list[str]:
 def test_training_is_as_in_float32_up_to_rounding(kind, dtype):
     model, wide = network(kind, dtype), network(kind, dtype).float()
     before = {name: value.clone() for name, value in wide.state_dict().items()}
-    executor = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))
+    executor = poptorch.trainingModel(model, EAGER, torch.optim.SGD(model.parameters(), lr=0.5))
     y, _ = executor(inputs(dtype))
     expected, loss = wide(inputs(dtype).float())
     loss.backward()
@@ -113,7 +114,7 @@ def test_training_is_as_in_float32_up_to_rounding(kind, dtype):
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_inference_rounds_each_product_once(kind):
     model = network(kind, torch.float16).eval()
-    executor = poptorch.inferenceModel(model.network)
+    executor = poptorch.inferenceModel(model.network, EAGER)
     y = executor(inputs(torch.float16))
     expected = network(kind, torch.float16).eval().float().network(inputs(torch.float16).float()).detach()
     assert narrow_products(executor) == []
@@ -121,7 +122,7 @@ def test_inference_rounds_each_product_once(kind):
 
 
 def test_weights_are_widened_once_per_set_of_weights():
-    executor = poptorch.inferenceModel(nn.Linear(3, 2).half())
+    executor = poptorch.inferenceModel(nn.Linear(3, 2).half(), EAGER)
     executor(torch.ones(1, 3).half())
     casts = [n for n in executor._executable.step.graph.ops.nodes if n.target is aten._to_copy.default]
     assert len(casts) == 2  # the activation and the result
@@ -133,14 +134,14 @@ def test_convolution_with_float32_statistics_of_its_norm():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)).half().eval()
     model[1].running_mean, model[1].running_var = torch.randn(4), torch.rand(4) + 0.5
     x = torch.randn(2, 1, 5, 5)
-    y = poptorch.inferenceModel(model)(x.half())
+    y = poptorch.inferenceModel(model, EAGER)(x.half())
     assert y.dtype is torch.float16
     torch.testing.assert_close(y.float(), model.float()(x), rtol=1e-2, atol=1e-2)
 
 
 def test_sums_are_float32():
     """Ones beyond 2048 cannot be counted in float16."""
-    y = poptorch.inferenceModel(Counter())(torch.ones(1, 8192).half())
+    y = poptorch.inferenceModel(Counter(), EAGER)(torch.ones(1, 8192).half())
     assert y.item() == 8192.0
 
 
@@ -150,7 +151,7 @@ class Counter(nn.Module):
 
 
 def test_a_graph_without_16_bit_products_is_left_alone():
-    executor = poptorch.inferenceModel(nn.Linear(3, 2))
+    executor = poptorch.inferenceModel(nn.Linear(3, 2), EAGER)
     executor(torch.ones(1, 3))
     assert not any(n.target is aten._to_copy.default for n in executor._executable.step.graph.ops.nodes)
 

@@ -8,6 +8,7 @@ from poptorch.compiler.passes.canonicalize import canonicalize
 from poptorch.compiler.passes.convolution import separate_bias_gradients
 from poptorch.compiler.passes.dead import remove_dead_ops
 from poptorch.compiler.passes.fold_norm import fold_batch_norm
+from poptorch.compiler.passes.pieces import join_pieces
 from poptorch.compiler.passes.pooling import pool_before_relu
 from poptorch.compiler.passes.widen import widen_products
 from poptorch.ir import StepGraph, verify
@@ -21,6 +22,7 @@ PASSES: tuple[Pass, ...] = (
     fold_batch_norm,
     pool_before_relu,
     separate_bias_gradients,
+    join_pieces,
     widen_products,
     remove_dead_ops,
 )
