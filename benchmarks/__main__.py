@@ -22,8 +22,9 @@ Result = tuple[list[Any], str]  # the values for --json, and the table
 class Bench:
     """One run: which workloads, how carefully, and what went wrong so far."""
 
-    def __init__(self, workloads: list[Workload], quick: bool) -> None:
+    def __init__(self, workloads: list[Workload], quick: bool, named: bool) -> None:
         self.workloads, self.quick = workloads, quick
+        self.few = workloads if named or not quick else [w for w in workloads if w.name in ("mlp", "cnn")]
         self.effort = Effort(rounds=5, seconds=0.3) if quick else Effort(rounds=9, seconds=0.6)
         self.problems: list[str] = []
 
@@ -59,16 +60,14 @@ class Bench:
 
     def compile(self) -> Result:
         """Time to compile, with an empty and a filled cache."""
-        chosen = [w for w in self.workloads if not self.quick or w.name in ("mlp", "cnn")]
-        times = [self._try(w.name, lambda w=w: single.compile_times(w)) or [] for w in chosen]
+        times = [self._try(w.name, lambda w=w: single.compile_times(w)) or [] for w in self.few]
         found = [time for pair in times for time in pair]
         return found, report.compile_time_table(found)
 
     def memory(self) -> Result:
         """Peak memory of training."""
-        chosen = [w for w in self.workloads if not self.quick or w.name in ("mlp", "cnn")]
         steps, repeats = (20, 1) if self.quick else (50, 3)
-        found = [m for w in chosen if (m := self._try(w.name, lambda w=w: single.peak_memory(w, steps, repeats)))]
+        found = [m for w in self.few if (m := self._try(w.name, lambda w=w: single.peak_memory(w, steps, repeats)))]
         return found, report.memory_table(found)
 
     def data(self) -> Result:
@@ -107,7 +106,7 @@ KINDS = ("train", "infer", "call", "update", "compile", "memory", "data")
 def main() -> int:
     arguments = _parse()
     names = arguments.only or [name for name, w in WORKLOADS.items() if w.is_small or not arguments.quick]
-    bench = Bench([WORKLOADS[name] for name in names], arguments.quick)
+    bench = Bench([WORKLOADS[name] for name in names], arguments.quick, named=arguments.only is not None)
     results: dict[str, list[Any]] = {}
     _warn_about_load()
     if not has_jax():

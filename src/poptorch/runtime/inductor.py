@@ -32,6 +32,7 @@ from poptorch._logging import logger
 from poptorch.errors import EngineError, explain
 from poptorch.executable import Program, in_place
 from poptorch.executable.roll import Rolled, roll
+from poptorch.runtime.attention import join_attentions
 from poptorch.runtime.cross_entropy import join_cross_entropies
 from poptorch.runtime.decompositions import decompositions, runs_in_pytorch
 from poptorch.runtime.engine import Call
@@ -176,6 +177,7 @@ def _of_any_length(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:
 
 def _decompose(ops: fx.GraphModule, inputs: list[torch.Tensor], fake: FakeTensorMode) -> fx.GraphModule:
     """The same ops in terms of those that Inductor generates code for, with the inputs' memory layouts."""
+    join_attentions(ops.graph)
     join_cross_entropies(ops.graph)
     ops.recompile()
     with fake, fx_traceback.preserve_node_meta():

@@ -1,0 +1,97 @@
+"""Attention over short sequences is computed as plain products, with the same results."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import poptorch
+from poptorch.runtime.attention import attend, attend_backward, join_attentions
+
+aten = torch.ops.aten
+SAMPLES, HEADS, CHANNELS = 2, 3, 8
+
+
+def heads(tokens: int, seed: int) -> torch.Tensor:
+    """Values of tokens, in the memory layout in which projections give them."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(SAMPLES, tokens, HEADS, CHANNELS, generator=generator, dtype=torch.float64).transpose(1, 2)
+
+
+def padding(tokens: int, others: int) -> torch.Tensor:
+    """A mask that hides the last others, and everything from the first token of the second sample."""
+    mask = torch.zeros(SAMPLES, 1, tokens, others, dtype=torch.float64)
+    mask[..., -2:] = -math.inf
+    mask[1, :, 0] = -math.inf
+    return mask
+
+
+@pytest.mark.parametrize("scale", [None, 0.7])
+@pytest.mark.parametrize("others", [5, 7], ids=["self", "cross"])
+@pytest.mark.parametrize("kind", ["all", "causal", "masked", "bias"])
+def test_results_and_gradients(kind, others, scale):
+    query, key, value, gradient = heads(5, 1), heads(others, 2), heads(others, 3), heads(5, 4)
+    masks = {"masked": padding(5, others), "bias": torch.randn(5, others, dtype=torch.float64)}
+    mask, is_causal = masks.get(kind), kind == "causal"
+    number = CHANNELS**-0.5 if scale is None else scale
+    result, weights = attend(query, key, value, is_causal, mask, number)
+    found = attend_backward(gradient, query, key, value, result, weights, number)
+    options = {"attn_mask": mask, "scale": scale}
+    expected, sums = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, **options)
+    torch.testing.assert_close(result, expected)
+    operands = (gradient, query, key, value, expected, sums, 0.0, is_causal)
+    for ours, theirs in zip(
+        found, aten._scaled_dot_product_flash_attention_for_cpu_backward(*operands, **options), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+class Attention(nn.Module):
+    """Self-attention with a mask, and a loss."""
+
+    def __init__(self, channels: int = CHANNELS) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project = nn.Linear(4, 3 * HEADS * channels)
+
+    def forward(self, x, mask=None):
+        q, k, v = self.project(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        return y, poptorch.identity_loss(y.square().sum(), reduction="none")
+
+
+def train(model: nn.Module, engine: str, *batch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    executor = poptorch.trainingModel(model, poptorch.Options().engine(engine), optimizer)
+    return executor, executor(*batch)[0]
+
+
+def is_joined(executor) -> bool:
+    ops = executor._executable.step.functional_ops()
+    join_attentions(ops.graph)
+    ops.graph.lint()
+    return any(node.target is attend_backward for node in ops.graph.nodes)
+
+
+@pytest.mark.inductor
+def test_training(engine):
+    batch = (torch.randn(SAMPLES, 5, 4), padding(5, 5).float())
+    model, reference = Attention(), Attention()
+    executor, y = train(model, engine, *batch)
+    expected, loss = reference(*batch)
+    loss.backward()
+    torch.optim.SGD(reference.parameters(), lr=0.1).step()
+    assert is_joined(executor)
+    torch.testing.assert_close(y, expected.detach())
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("tokens", "channels"), [(129, 64), (40, 8)], ids=["long", "long beside its channels"])
+def test_long_sequences_are_left_to_pytorch(tokens, channels):
+    executor, _ = train(Attention(channels), "eager", torch.randn(SAMPLES, tokens, 4))
+    assert not is_joined(executor)
