@@ -56,7 +56,7 @@ def train_both(kind, make, options, **how):
         expected = twin(x, y)[1]
         expected.backward()
         reference.step()
-        torch.testing.assert_close(loss, expected.detach(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(loss.mean(), expected.detach(), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=1e-4, atol=1e-6)
     return training
 
@@ -81,6 +81,27 @@ def is_scattered(training) -> bool:
 def test_rows_are_updated_as_in_plain_pytorch(make, scattered, kind, how):
     training = train_both(kind, make, poptorch.Options(), **how)
     assert is_scattered(training) == scattered
+
+
+def accumulating(engine: str = "eager", strategy=poptorch.MeanReductionStrategy.Post) -> poptorch.Options:
+    options = poptorch.Options().engine(engine).outputMode(poptorch.OutputMode.All)
+    options.Training.gradientAccumulation(2)
+    options.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
+    return options
+
+
+@pytest.mark.parametrize("strategy", ["Post", "Running"])
+@pytest.mark.parametrize(("kind", "how"), [(Lookup, {}), (Lookup, {"padding_idx": 2}), (Tied, {})])
+def test_rows_are_added_to_accumulators(kind, how, strategy):
+    """Whatever the update makes of them later."""
+    options = accumulating(strategy=poptorch.MeanReductionStrategy[strategy])
+    assert is_scattered(train_both(kind, torch.optim.AdamW, options, **how))
+
+
+@pytest.mark.inductor
+def test_native_code_scatters_into_the_accumulators_themselves(engine):
+    training = train_both(Lookup, torch.optim.AdamW, accumulating(engine), padding_idx=2)
+    assert is_scattered(training)
 
 
 @pytest.mark.inductor

@@ -53,6 +53,7 @@ def lower(graph: StepGraph, result: Layout, settings: Settings, observe: Observe
         step = scatter_row_gradients(drop_intermediates(graph))
     else:
         step, update_graph = split_update(graph, settings)
+        step = scatter_row_gradients(step)
         verify(update_graph)
         observe("update", update_graph)
         update = Program(update_graph)

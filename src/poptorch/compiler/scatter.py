@@ -2,7 +2,8 @@
 
 Autograd makes the gradient of an embedding a table of its own, zeros almost everywhere. An update that is linear in the
 gradient, like that of SGD with momentum, can do without: new values are computed as if the gradient were zero, and what
-the rows contribute is added to them afterwards. For a large table that saves a third of the memory traffic.
+the rows contribute is added to them afterwards. For a large table that saves a third of the memory traffic, and nearly
+all of it where gradients are only accumulated.
 """
 
 from __future__ import annotations

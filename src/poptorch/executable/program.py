@@ -96,8 +96,9 @@ def in_place(ops: fx.GraphModule, written_positions: tuple[int, ...]) -> fx.Grap
         for position, value in zip(written_positions, results[count:], strict=True):
             target = placeholders[position]
             is_scattered = value.target is aten.index_put.default and list(value.users) == [output]
-            copied = graph.call_function(aten.copy_.default, (target, value.args[0] if is_scattered else value))
-            copied.meta["val"] = target.meta["val"]
+            new = value.args[0] if is_scattered else value
+            if new is not target:
+                graph.call_function(aten.copy_.default, (target, new)).meta["val"] = target.meta["val"]
             if is_scattered:  # into the new value itself, not into a copy of it
                 graph.call_function(aten.index_put_.default, (target, *value.args[1:])).meta["val"] = target.meta["val"]
     output.args = (tuple(results[:count]),)
