@@ -128,6 +128,30 @@ def test_weights_are_widened_once_per_set_of_weights():
     assert len(casts) == 2  # the activation and the result
 
 
+def casts_to_float32(executor) -> list[str]:
+    nodes = executor._executable.step.graph.ops.nodes
+    found = [n for n in nodes if n.target is aten._to_copy.default and n.kwargs["dtype"] is torch.float32]
+    return [n.args[0].name for n in found if n.args[0].meta["val"].dtype in NARROW]
+
+
+def test_products_share_the_wide_form_of_an_operand():
+    """Weights are widened once and not for every time step, the input not for every time that it is expanded."""
+    executor = poptorch.inferenceModel(network("lstm", torch.float16).eval().network, EAGER)
+    executor(inputs(torch.float16))
+    derived = [spec.shape for spec in executor._executable.step.signature.inputs if spec.name.startswith("derived")]
+    assert sorted(derived) == [(20,), (20, 5), (20, 8)]
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_training_widens_inputs_once_and_other_values_once_per_pass(kind):
+    model = network(kind, torch.float16)
+    executor = poptorch.trainingModel(model, EAGER, torch.optim.SGD(model.parameters(), lr=0.5))
+    executor(inputs(torch.float16))
+    widened = casts_to_float32(executor)
+    places = {node.name for node in executor._executable.step.graph.placeholders}
+    assert all(widened.count(name) <= (1 if name in places else 2) for name in widened)
+
+
 def test_convolution_with_float32_statistics_of_its_norm():
     """`half()` of everything, then the statistics back to float32, as programs for IPUs did."""
     torch.manual_seed(0)
