@@ -69,3 +69,16 @@ def test_new_weights_are_folded_when_they_are_copied():
         network[1].running_var.mul_(3)
     executor.copyWeightsToDevice()
     torch.testing.assert_close(executor(x), network(x).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_half_weights_are_scaled_in_float32():
+    """A channel that never varied has a scale of 316; its shift alone is beyond float16, the sum with it is not."""
+    network = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).half().eval()
+    with torch.no_grad():
+        network[0].weight.fill_(100.0)
+        network[0].bias.fill_(0.25)
+        network[1].running_mean.fill_(300.0)
+        network[1].running_var.fill_(0.0)
+    executor = infer(network)
+    assert executor(torch.ones(1, 3, 2, 2).half()).flatten()[0] == pytest.approx(0.25 / 1e-5**0.5, rel=1e-3)
+    assert norms(executor) == 0

@@ -3,6 +3,7 @@
 In:    an inference StepGraph.
 Out:   the same graph in which a convolution followed only by an evaluation-mode batch norm has scaled weights and a
        shifted bias instead; the arithmetic on weights is hoisted later, so it runs once and not for every batch.
+       It is float32 also for 16-bit weights, whose scaled form may be too large for 16 bits.
 Keeps: every value up to rounding, the signature.
 """
 
@@ -52,13 +53,17 @@ def _is_unbatched(node: Any) -> bool:
 
 def _fold(graph: fx.Graph, norm: fx.Node) -> None:
     convolution: Any = norm.args[0]
-    weight, bias = convolution.args[1], convolution.args[2]
-    gamma, beta, mean, variance, _, epsilon = norm.args[1:7]
 
-    def call(target: Any, *args: Any) -> fx.Node:
-        return insert(graph, convolution, target, *args)
+    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return insert(graph, convolution, target, *args, **kwargs)
+
+    def wide(state: Any) -> Any:
+        is_narrow = state is not None and value_of(state).dtype.itemsize < torch.float32.itemsize
+        return call(aten._to_copy.default, state, dtype=torch.float32) if is_narrow else state
 
     with graph.inserting_before(convolution):
+        weight, bias, gamma, beta, mean, variance = map(wide, (*convolution.args[1:3], *norm.args[1:5]))
+        epsilon = norm.args[6]
         scale = call(aten.rsqrt.default, call(aten.add.Scalar, variance, epsilon))
         if gamma is not None:
             scale = call(aten.mul.Tensor, scale, gamma)
