@@ -1,14 +1,15 @@
 """Bring a captured graph into its plain form.
 
 In:    a StepGraph as it was traced.
-Out:   the same graph without ops that only change bookkeeping, with `a + alpha * b` written as two ops, and with no
-       result that shares memory with an input.
+Out:   the same graph without ops that only change bookkeeping, with `a + alpha * b` written as two ops, with int64
+       labels in every loss, and with no result that shares memory with an input.
 Keeps: every value, the signature.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,6 +22,12 @@ from poptorch.options import Settings
 aten = torch.ops.aten
 _WRITTEN = (OutputRole.NEW_VALUE, OutputRole.VALUE_BEFORE_UPDATE)
 _IDENTITIES = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
+_POSITION_OF_LABELS: dict[Any, int] = {
+    aten.nll_loss_forward.default: 1,
+    aten.nll_loss2d_forward.default: 1,
+    aten.nll_loss_backward.default: 2,
+    aten.nll_loss2d_backward.default: 2,
+}
 
 
 def canonicalize(graph: StepGraph, settings: Settings) -> StepGraph:
@@ -32,6 +39,8 @@ def canonicalize(graph: StepGraph, settings: Settings) -> StepGraph:
             ops.erase_node(node)
         elif node.target is aten.add.Tensor and node.kwargs.get("alpha", 1) != 1:
             _write_out_alpha(ops, node)
+        elif node.target in _POSITION_OF_LABELS:
+            _use_long_labels(ops, node)
     results = _separate(ops, graph)
     ops.output_node().args = (tuple(results),)
     ops.eliminate_dead_code()
@@ -48,6 +57,14 @@ def _write_out_alpha(ops: fx.Graph, node: fx.Node) -> None:
                 second = insert(ops, node, aten._to_copy.default, second, dtype=dtype)
             second = insert(ops, node, aten.mul.Tensor, second, node.kwargs["alpha"])
         node.args, node.kwargs = (first, second), {}
+
+
+def _use_long_labels(ops: fx.Graph, loss: fx.Node) -> None:
+    """Engines differ in which other types they take: PyTorch's kernels uint8, Inductor's code int32."""
+    labels: Any = loss.args[_POSITION_OF_LABELS[loss.target]]
+    if value_of(labels).dtype != torch.int64:
+        with ops.inserting_before(loss):
+            loss.replace_input_with(labels, insert(ops, loss, aten._to_copy.default, labels, dtype=torch.int64))
 
 
 def _separate(ops: fx.Graph, graph: StepGraph) -> list[fx.Node]:
