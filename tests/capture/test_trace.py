@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import poptorch
 from models import Apply, Gate
@@ -60,6 +61,21 @@ def equal(x):
     return x + 1 if torch.equal(x, x.abs()) else x - 1
 
 
+class Rows(nn.Module):
+    """Rows that a weight selects, so their number cannot be checked before the call."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def forward(self, x):
+        return x.index_select(0, (x * self.weight > 0).nonzero().squeeze(1))
+
+
+def repeat(x):
+    return x.repeat_interleave(x.int())
+
+
 # a model, a first batch, one that leads to the same value, one that does not, and the line that reads it
 READS = {
     "branch": (branch, [1.0, 2.0], [0.0, 5.0], [-3.0, 1.0], "if x.sum() > 0:"),
@@ -69,6 +85,8 @@ READS = {
     "mask": (mask, [1.0, -2.0], [-1.0, 3.0], [1.0, 2.0], "return x[x > 0]"),
     "nonzero": (nonzero, [1.0, 0.0], [0.0, 3.0], [1.0, 2.0], "return x.nonzero()"),
     "masked_select": (masked_select, [1.0, -2.0], [-1.0, 3.0], [-1.0, -2.0], "torch.masked_select(x, x > 0)"),
+    "rows": (Rows(), [1.0, -2.0], [-1.0, 3.0], [-1.0, -2.0], "(x * self.weight > 0).nonzero()"),
+    "repeat": (repeat, [0.0, 2.0], [1.0, 1.0], [3.0, 0.0], "x.repeat_interleave(x.int())"),
     "equal": (equal, [1.0, 2.0], [3.0, 4.0], [-3.0, 4.0], "torch.equal(x, x.abs())"),
 }
 
@@ -145,6 +163,40 @@ def test_tracing_does_not_draw_from_the_hosts_generator():
     torch.manual_seed(3)
     infer(lambda x: x + torch.rand_like(x) if x.sum() > 0 else x).compile(torch.ones(2))
     assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.mark.parametrize("reads_a_value", [False, True])
+def test_each_attention_without_dropout_computes_its_own_result(reads_a_value):
+    def function(x, mask):
+        if reads_a_value and mask.all():
+            return x
+        for _ in range(2):
+            x = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        return x
+
+    x, mask = torch.rand(1, 2, 4, 8), torch.rand(1, 1, 4, 4) > 0.3
+    mask[..., 0] = True
+    torch.testing.assert_close(infer(function)(x, mask), function(x, mask))
+
+
+class CheckpointedDropouts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x, reads_a_value):
+        if reads_a_value and x.min() < 0:
+            return x
+        y = checkpoint(lambda x: F.dropout(F.dropout(x) * self.scale), x, use_reentrant=False)
+        return poptorch.identity_loss(y.sum(), reduction="none")
+
+
+@pytest.mark.parametrize("reads_a_value", [False, True])
+def test_checkpointing_repeats_each_of_several_dropouts(reads_a_value):
+    module = CheckpointedDropouts()
+    loss = train(module)(torch.rand(3, 50), reads_a_value)
+    gradient = (1.5 - module.scale.detach()) / 0.1
+    torch.testing.assert_close(gradient * 1.5, loss)  # which is proportional to the scale
 
 
 # ---- what cannot be captured

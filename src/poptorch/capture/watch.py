@@ -47,7 +47,7 @@ class Watch(TorchDispatchMode):
         self._places: dict[int, tuple[SourceLine | None, str]] = {}  # by the number of the op's autograd node
         self._path: list[str] = [""]
         self.running: list[nn.Module] = []  # the modules inside their forward
-        self._draws: dict[Any, Any] = {}
+        self._draws: dict[Any, tuple[Any, bytes]] = {}  # with the state of the generator after each
         self._outside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(
@@ -135,20 +135,24 @@ class Watch(TorchDispatchMode):
     def _draw(self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Draw random numbers; from a generator state that was seen before, hand out what was drawn then.
 
-        Checkpointing rewinds the generator to repeat the forward pass, so the same state means the same draw.
+        Checkpointing rewinds the generator to repeat the forward pass, so the same state means the same draw. An op
+        that leaves the generator alone has drawn nothing, such as attention without dropout.
         """
-        with _disable_current_modes():
-            state = bytes(torch.get_rng_state().tolist())
+        state = _generator_state()
         described = pytree.tree_map_only(torch.Tensor, lambda t: (t.shape, t.dtype), (args, kwargs))
         key = (func, str(described), state)
         if key in self._draws:
-            drawn = pytree.tree_map_only(torch.Tensor, torch.clone, self._draws[key])
+            drawn, following = self._draws[key]
+            _set_generator_state(following)
+            drawn = pytree.tree_map_only(torch.Tensor, torch.clone, drawn)
             return args[0].copy_(drawn) if func._schema.is_mutable else drawn
         result = func(*args, **kwargs)
         if not self._has_values:  # fake ops leave the generator alone, but the next draw must see another state
             with _disable_current_modes():
                 torch.empty(1).uniform_()
-        self._draws[key] = pytree.tree_map_only(torch.Tensor, torch.clone, result)
+        following = _generator_state()
+        if following != state:
+            self._draws[key] = (pytree.tree_map_only(torch.Tensor, torch.clone, result), following)
         return result
 
     def _read(self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
@@ -202,6 +206,16 @@ _NO_RESULT = object()
 _FRESH: frozenset[Op] = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
 
 
+def _generator_state() -> bytes:
+    with _disable_current_modes():
+        return bytes(torch.get_rng_state().tolist())
+
+
+def _set_generator_state(state: bytes) -> None:
+    with _disable_current_modes():
+        torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
+
+
 def _is_outside(value: object) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, FunctionalTensor)
 
@@ -232,7 +246,7 @@ def _static_nonzero(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any],
     mask = args[0] != 0
     size = _known_count(watch, mask)
     watch.freeze_count(mask.sum(), size, line)
-    return aten.nonzero_static.default(args[0], size=size)
+    return aten.nonzero_static.default(args[0], size=size, fill_value=0)  # in range, if a batch has too few
 
 
 def _static_mask_index(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
@@ -281,7 +295,8 @@ def _static_repeat(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], 
     total = args[0].sum()
     size = _known_count(watch, total)
     watch.freeze_count(total, size, line)
-    return aten.repeat_interleave.Tensor(args[0], output_size=size)
+    ends = args[0].cumsum(0)  # the op itself would fail before the guard can tell why
+    return torch.searchsorted(ends, torch.arange(size), right=True).clamp(max=len(ends) - 1).to(args[0].dtype)
 
 
 def _known_count(watch: Watch, counted: torch.Tensor) -> int:
