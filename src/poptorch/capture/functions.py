@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from poptorch.capture.ctc import ctc_loss
 from poptorch.capture.proxies import node_of
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, explain
@@ -25,26 +26,6 @@ def replacement(func: Function, args: tuple[Any, ...]) -> Function | None:
     if chosen is None or not any(isinstance(arg, torch.Tensor) and node_of(arg) is not None for arg in args):
         return None
     return chosen
-
-
-def _ctc_loss(
-    log_probs: torch.Tensor,
-    targets: torch.Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
-    blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
-) -> torch.Tensor:
-    """`F.ctc_loss` with the lengths as values of the batch instead of constants of the program."""
-    input_lengths = torch.as_tensor(input_lengths, dtype=torch.int64)
-    target_lengths = torch.as_tensor(target_lengths, dtype=torch.int64)
-    losses, _ = torch.ops.aten._ctc_loss.Tensor(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)
-    if zero_infinity:
-        losses = torch.where(losses == float("inf"), torch.zeros_like(losses), losses)
-    if reduction == "mean":
-        return (losses / target_lengths.clamp(min=1).to(losses.dtype)).mean()
-    return losses.sum() if reduction == "sum" else losses
 
 
 class CumulativeMomentum(float):
@@ -144,8 +125,8 @@ _PACKING = (
 )
 
 _REPLACEMENTS: dict[Function, Function] = {
-    F.ctc_loss: _ctc_loss,
-    torch.ctc_loss: _ctc_loss,
+    F.ctc_loss: ctc_loss,
+    torch.ctc_loss: ctc_loss,
     F.batch_norm: _batch_norm,
     F.instance_norm: _for_any_type(F.instance_norm),
     torch.Tensor.data.__get__: _get_data,  # pyright: ignore

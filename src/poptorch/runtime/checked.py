@@ -21,7 +21,7 @@ from poptorch.runtime.eager import EagerKernel, eager_ops
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _DIVISIONS = frozenset({"div", "reciprocal", "remainder", "fmod", "floor_divide"})
-_WITH_INNER_RESULTS = frozenset({"_ctc_loss"})  # beside the loss it hands logarithms of zero to its backward pass
+_WITH_INNER_RESULTS = frozenset({"ctc_loss"})  # beside the loss it hands logarithms of zero to its backward pass
 _WITHOUT_VALUES = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
 )
