@@ -165,6 +165,38 @@ def test_tracing_does_not_draw_from_the_hosts_generator():
     assert torch.equal(torch.rand(2), expected)
 
 
+def test_forward_can_ask_torch_whether_it_is_compiled(caplog):
+    def function(x):
+        if not torch.compiler.is_compiling() and x.all():
+            return x * 2
+        return x * 2 + 0
+
+    model = infer(function)
+    assert model(torch.tensor([0.0, 1.0])).tolist() == [0, 2]
+    assert model(torch.tensor([1.0, 1.0])).tolist() == [2, 2]
+    assert caplog.text == ""
+    assert not torch.compiler.is_compiling()
+
+
+class Fallback(nn.Module):
+    """Catches the exception of a submodule, and goes on with another."""
+
+    def __init__(self):
+        super().__init__()
+        self.broken = nn.Sequential(nn.Linear(5, 5))
+        self.twice = Apply(lambda x: x * 2)
+
+    def forward(self, x):
+        try:
+            return self.broken(x)
+        except RuntimeError:
+            return self.twice(x)
+
+
+def test_forward_may_catch_what_a_submodule_raises():
+    assert infer(nn.Sequential(Fallback(), Fallback()))(torch.ones(3)).tolist() == [4, 4, 4]
+
+
 @pytest.mark.parametrize("reads_a_value", [False, True])
 def test_each_attention_without_dropout_computes_its_own_result(reads_a_value):
     def function(x, mask):

@@ -34,6 +34,7 @@ from poptorch.errors import CaptureError, CompileError, Error, explain
 from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph, give_name
 from poptorch.ir.ops import depends_on_inputs, is_random, memory_owner
 from poptorch.ir.structure import Constant, Layout, Leaf, flatten, map_leaves, rebuild
+from poptorch.optim.host_step import as_if_compiling
 from poptorch.options import Settings
 
 NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32}
@@ -125,7 +126,7 @@ class _Trace:
                 changed = {name: tensor for name, tensor in now.items() if _origin(tensor) is not before[name]}
                 return {name: _detached(tensor).to(watched[name].dtype) for name, tensor in changed.items()}
 
-            with stand_ins(self.module, replacements), capturing(self.marks):
+            with stand_ins(self.module, replacements), capturing(self.marks), as_if_compiling():
                 outputs = self._user_outputs(self._forward([passed[name] for name in self.call.names]))
                 leaves_by_name = dict(zip(self.parameters, leaves, strict=True))
                 gradients = self._gradients(leaves_by_name, [*outputs, *changes().values()], scales)

@@ -92,14 +92,13 @@ class Watch(TorchDispatchMode):
             self.running.append(submodule)
 
         def leave(submodule: nn.Module, args: Any, result: Any) -> None:
-            self._path.pop()
-            self.running.pop()
+            last = None
+            while last is not submodule:  # those that ended in an exception, which this one caught, come first
+                self._path.pop()
+                last = self.running.pop()
 
         depth = len(self._path)
-        handles = (
-            register_module_forward_pre_hook(enter),
-            register_module_forward_hook(leave, always_call=True),
-        )
+        handles = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave))
         try:
             yield
         finally:

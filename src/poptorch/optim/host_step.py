@@ -283,7 +283,7 @@ def _step(
     chosen = [{name: IMPLEMENTATION.get(name, value) for name, value in group.items()} for group in groups]
     shadow.param_groups = chosen
     shadow.state = defaultdict(dict, zip(params, entries, strict=True))
-    with torch.no_grad(), _TensorsAsNumbers(), _as_if_compiling():
+    with torch.no_grad(), _TensorsAsNumbers(), as_if_compiling():
         _plain_step(type(shadow))(shadow)
 
 
@@ -300,8 +300,12 @@ def _plain_step(kind: type) -> Callable[[Any], Any]:
 
 
 @contextmanager
-def _as_if_compiling() -> Iterator[None]:
-    """Set the flag by which torch's optimisers know that tensors have no values, as `torch.export` does."""
+def as_if_compiling() -> Iterator[None]:
+    """Let `torch.compiler.is_compiling()` be true, as `torch.export` does.
+
+    By it torch's optimisers know that tensors have no values, and libraries of models that a branch on the values of
+    one batch, made for speed, would be part of the program for all batches.
+    """
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True
     try:
