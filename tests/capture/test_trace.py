@@ -76,6 +76,18 @@ def repeat(x):
     return x.repeat_interleave(x.int())
 
 
+def unique(x):
+    return [torch.arange(len(values)) * values for values in torch.unique(x, return_inverse=True, return_counts=True)]
+
+
+def unique_consecutive(x):
+    return torch.unique_consecutive(x, return_inverse=True, return_counts=True)
+
+
+def bins(x):
+    return torch.bincount(x.int(), minlength=2), torch.bincount(x.int(), weights=x * 2)
+
+
 # a model, a first batch, one that leads to the same value, one that does not, and the line that reads it
 READS = {
     "branch": (branch, [1.0, 2.0], [0.0, 5.0], [-3.0, 1.0], "if x.sum() > 0:"),
@@ -87,6 +99,9 @@ READS = {
     "masked_select": (masked_select, [1.0, -2.0], [-1.0, 3.0], [-1.0, -2.0], "torch.masked_select(x, x > 0)"),
     "rows": (Rows(), [1.0, -2.0], [-1.0, 3.0], [-1.0, -2.0], "(x * self.weight > 0).nonzero()"),
     "repeat": (repeat, [0.0, 2.0], [1.0, 1.0], [3.0, 0.0], "x.repeat_interleave(x.int())"),
+    "unique": (unique, [4.0, 1.0, 4.0], [2.0, 2.0, 3.0], [1.0, 1.0, 1.0], "torch.unique(x, "),
+    "unique_consecutive": (unique_consecutive, [4.0, 1.0, 1.0], [1.0, 1.0, 4.0], [1.0, 2.0, 1.0], "consecutive(x, "),
+    "bins": (bins, [0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [2.0, 1.0, 0.0], "torch.bincount(x.int(), "),
     "equal": (equal, [1.0, 2.0], [3.0, 4.0], [-3.0, 4.0], "torch.equal(x, x.abs())"),
 }
 
@@ -126,6 +141,12 @@ def test_value_of_a_constant_needs_no_guard(caplog):
     model = infer(lambda x: x * torch.arange(3).sum().item())
     assert torch.equal(model(torch.ones(2)), torch.full((2,), 3.0))
     assert torch.equal(model(-torch.ones(2)), torch.full((2,), -3.0))
+    assert "part of the compiled program" not in caplog.text
+
+
+def test_size_that_a_constant_decides_needs_no_guard(caplog):
+    model = infer(lambda x: x[~torch.eye(2, dtype=torch.bool)])
+    assert model(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist() == [2, 3]
     assert "part of the compiled program" not in caplog.text
 
 

@@ -181,8 +181,9 @@ class Watch(TorchDispatchMode):
         self.guards.append((Guard(line, f"the success of {what}"), (status == 0).all()))
 
     def freeze_count(self, count: torch.Tensor, expected: int, line: SourceLine | None) -> None:
-        """Rely on `count` being `expected` in every batch."""
-        self._freeze(count == expected, f"the size {expected} of the result", line)
+        """Rely on `count` being `expected` in every batch, as that of a constant is anyway."""
+        if _may_vary(count):
+            self._freeze(count == expected, f"the size {expected} of the result", line)
 
     def _freeze(self, check: torch.Tensor, what: str, line: SourceLine | None) -> None:
         self.guards.append((Guard(line, what), check))
@@ -298,6 +299,50 @@ def _static_repeat(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], 
     return torch.searchsorted(ends, torch.arange(size), right=True).clamp(max=len(ends) - 1).to(args[0].dtype)
 
 
+def _static_unique(
+    watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`torch.unique` with as many values as the first batch has."""
+    ordered, order = args[0].flatten().sort()
+    return _static_runs(watch, ordered, order, args[0].shape, line)
+
+
+def _static_unique_consecutive(
+    watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    if args[3:] not in ((), (None,)):  # along a dimension
+        return None
+    return _static_runs(watch, args[0].flatten(), torch.arange(args[0].numel()), args[0].shape, line)
+
+
+def _static_runs(
+    watch: Watch, values: torch.Tensor, order: torch.Tensor, shape: torch.Size, line: SourceLine | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The value of each run of equal values, which run each element belongs to, and how long each run is."""
+    starts = torch.ones_like(values, dtype=torch.bool)
+    starts[1:] = values[1:] != values[:-1]
+    first = _static_nonzero(watch, (starts,), {}, line).squeeze(1)
+    run = starts.cumsum(0) - 1
+    lengths = torch.zeros(starts.shape, dtype=torch.int64).index_add(0, run, torch.ones_like(run))
+    return values[first], torch.empty_like(run).index_copy(0, order, run).view(shape), lengths[: len(first)]
+
+
+def _static_bincount(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
+    """`torch.bincount` with as many bins as in the first batch."""
+    values: torch.Tensor = args[0]
+    weights: torch.Tensor | None = args[1] if len(args) > 1 else None
+    if not values.numel():
+        return None
+    bins = (values.max() + 1).clamp(min=args[2] if len(args) > 2 else 0)
+    size = _known_count(watch, bins)
+    watch.freeze_count(bins, size, line)
+    if weights is None:
+        weights = torch.ones_like(values, dtype=torch.int64)
+    elif weights.dtype is not torch.float32:
+        weights = weights.double()
+    return torch.zeros(size, dtype=weights.dtype).index_add(0, values.clamp(0, size - 1), weights)
+
+
 def _known_count(watch: Watch, counted: torch.Tensor) -> int:
     if not watch._has_values:
         raise ValuesNeeded
@@ -318,5 +363,8 @@ _STATIC_FORMS: dict[Op, Callable[..., Any]] = {
     aten.index_put_.default: _static_mask_put_in_place,
     aten.masked_select.default: _static_masked_select,
     aten.repeat_interleave.Tensor: _static_repeat,
+    aten.bincount.default: _static_bincount,
+    aten._unique2.default: _static_unique,
+    aten.unique_consecutive.default: _static_unique_consecutive,
     aten._linalg_check_errors.default: _checked_linalg,
 }
