@@ -370,6 +370,18 @@ def test_tensor_that_forward_did_not_compute_is_returned_with_a_warning():
     assert [result.item() for result in results] == [1, 4]
 
 
+class Box:
+    def __init__(self, content):
+        self.content = content
+
+
+def test_result_of_an_unknown_type_with_tensors_is_warned_about(caplog):
+    model = infer(lambda x: (x + 1, [Box(Box([x]))], Box(3), None))
+    assert model(torch.zeros(1))[0].item() == 1
+    assert caplog.text.count("forward returns a Box that holds tensors") == 1
+    assert "poptorch.registerCustomArgParser(Box, ...)" in caplog.text
+
+
 @pytest.mark.parametrize("surroundings", [torch.no_grad, torch.inference_mode])
 def test_surroundings_of_the_call_do_not_matter(surroundings):
     torch.manual_seed(0)

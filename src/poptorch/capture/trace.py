@@ -33,7 +33,7 @@ from poptorch.capture.watch import ValuesNeeded, Watch
 from poptorch.errors import CaptureError, CompileError, Error, explain
 from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph, give_name
 from poptorch.ir.ops import depends_on_inputs, is_random, memory_owner
-from poptorch.ir.structure import Constant, Layout, Leaf, flatten, map_leaves, rebuild
+from poptorch.ir.structure import Constant, Layout, Leaf, constants, flatten, map_leaves, rebuild
 from poptorch.optim.host_step import as_if_compiling
 from poptorch.options import Settings
 
@@ -189,6 +189,9 @@ class _Trace:
             return Leaf(positions[node])
 
         self.result = map_leaves(layout, place)
+        for value in constants(layout):
+            if _holds_traced(value):
+                logger.warning("%s", _unknown_result(value))
         return outputs
 
     def _gradients(
@@ -299,6 +302,22 @@ def _narrow_float(tensor: torch.Tensor) -> torch.Tensor:
     if getattr(tensor, "_is_param", False):
         narrowed._is_param = True  # pyright: ignore[reportAttributeAccessIssue]
     return narrowed
+
+
+def _holds_traced(value: Any, depth: int = 4) -> bool:
+    """Whether a tensor of the trace is inside an object, a few attributes and items deep."""
+    if isinstance(value, (FunctionalTensor, type, nn.Module)) or not depth:
+        return isinstance(value, FunctionalTensor)
+    items = value if isinstance(value, (list, tuple)) else getattr(value, "__dict__", {})
+    return any(_holds_traced(item, depth - 1) for item in (items.values() if isinstance(items, dict) else items))
+
+
+def _unknown_result(value: object) -> str:
+    kind = type(value).__name__
+    return explain(
+        f"forward returns a {kind} that holds tensors, and this type is not known: its tensors have no values.",
+        fix=f"return its tensors themselves, or teach poptorch the type: poptorch.registerCustomArgParser({kind}, ...)",
+    )
 
 
 def _host_output(tensor: torch.Tensor) -> torch.Tensor:

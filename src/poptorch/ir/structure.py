@@ -182,6 +182,15 @@ def leaf_names(layout: Layout, name: str) -> list[str]:
     return []
 
 
+def constants(layout: Layout) -> Iterator[Any]:
+    """Every value in a layout that is neither a tensor nor a known container."""
+    if isinstance(layout, Constant):
+        yield layout.value
+    elif isinstance(layout, Node):
+        for child in layout.children:
+            yield from constants(child)
+
+
 def map_leaves(layout: Layout, function: Callable[[int], Layout]) -> Layout:
     """The same layout with each leaf replaced by `function(index)`."""
     if isinstance(layout, Leaf):
