@@ -38,8 +38,8 @@ def test_results_and_gradients(kind, others, scale):
     masks = {"masked": padding(5, others), "bias": torch.randn(5, others, dtype=torch.float64)}
     mask, is_causal = masks.get(kind), kind == "causal"
     number = CHANNELS**-0.5 if scale is None else scale
-    result, weights = attend(query, key, value, is_causal, mask, number)
-    found = attend_backward(gradient, query, key, value, result, weights, number)
+    result, kept = attend(query, key, value, is_causal, mask, number)
+    found = attend_backward(gradient, kept, number)
     options = {"attn_mask": mask, "scale": scale}
     expected, sums = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, **options)
     torch.testing.assert_close(result, expected)
@@ -91,7 +91,7 @@ def test_training(engine):
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize(("tokens", "channels"), [(129, 64), (40, 8)], ids=["long", "long beside its channels"])
+@pytest.mark.parametrize(("tokens", "channels"), [(97, 64), (40, 8)], ids=["long", "long beside its channels"])
 def test_long_sequences_are_left_to_pytorch(tokens, channels):
     executor, _ = train(Attention(channels), "eager", torch.randn(SAMPLES, tokens, 4))
     assert not is_joined(executor)

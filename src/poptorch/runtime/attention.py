@@ -16,7 +16,7 @@ from torch import Tensor, fx
 aten = torch.ops.aten
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_SHORT = 128  # tokens; from twice as many on, PyTorch's kernel is as fast
+_SHORT = 96  # tokens; with more, the weights of all layers would raise the peak of memory above that of PyTorch
 _FEW_PER_CHANNEL = 4  # tokens per channel of a head, so that the weights take little memory beside queries and keys
 
 
@@ -54,11 +54,10 @@ def _join(graph: fx.Graph, forward: fx.Node, backward: fx.Node) -> None:
         scale = query.meta["val"].shape[-1] ** -0.5
     with graph.inserting_before(forward):
         parts = graph.call_function(attend, (query, key, value, is_causal, mask, scale))
-        result, weights = (graph.call_function(operator.getitem, (parts, i)) for i in range(2))
+        result, kept = (graph.call_function(operator.getitem, (parts, i)) for i in range(2))
     old_result: Any = backward.args[4]
     with graph.inserting_before(backward):
-        operands = (backward.args[0], query, key, value, result, weights, scale)
-        gradients = graph.call_function(attend_backward, operands)
+        gradients = graph.call_function(attend_backward, (backward.args[0], kept, scale))
     backward.replace_all_uses_with(gradients)
     graph.erase_node(backward)
     old_result.replace_all_uses_with(result)
@@ -67,41 +66,31 @@ def _join(graph: fx.Graph, forward: fx.Node, backward: fx.Node) -> None:
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, mask: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """What the tokens of each head find, and the weights by which they look. Who may look nowhere finds nothing."""
-    heads, tokens = query.shape[:2], query.shape[2]
-    scores = _products(query, key.mT) * scale
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """What the tokens of each head find, and what the backward pass needs. Who may look nowhere finds nothing."""
+    heads = query.shape[:2]
+    query, key, value = (tensor.flatten(0, 1) for tensor in (query, key, value))  # one product per head
+    scores = torch.bmm(query, key.mT) * scale
     if mask is not None:
         scores = (scores.unflatten(0, heads) + mask).flatten(0, 1)
     if is_causal:
-        position = torch.arange(max(scores.shape[1:]), device=query.device)
-        scores = torch.where(position[:tokens, None] >= position[: key.shape[2]], scores, -math.inf)
+        tokens, others = scores.shape[1:]
+        position = torch.arange(max(tokens, others), device=query.device)
+        scores = torch.where(position[:tokens, None] >= position[:others], scores, -math.inf)
     largest = scores.amax(-1, keepdim=True)
     powers = (scores - torch.where(largest == -math.inf, 0.0, largest)).exp()
     sums = powers.sum(-1, keepdim=True)
-    weights = (powers / torch.where(sums == 0, 1.0, sums)).unflatten(0, heads)
-    return _products(weights, value).unflatten(0, heads), weights
+    weights = powers / torch.where(sums == 0, 1.0, sums)
+    return torch.bmm(weights, value).unflatten(0, heads), (weights, query, key, value)
 
 
-def attend_backward(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    result: Tensor,
-    weights: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def attend_backward(gradient: Tensor, kept: tuple[Tensor, ...], scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values."""
-    heads = query.shape[:2]
-    of_weights = _products(gradient, value.mT).unflatten(0, heads)
-    common = (gradient * result).sum(-1, keepdim=True)
-    of_scores = weights * (of_weights - common) * scale
+    weights, query, key, value = kept
+    heads = gradient.shape[:2]
+    gradient = gradient.flatten(0, 1)
+    of_weights = torch.bmm(gradient, value.mT)
+    of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True)) * scale
     pairs = ((of_scores, key), (of_scores.mT, query), (weights.mT, gradient))
-    of_query, of_key, of_value = (_products(a, b).unflatten(0, heads) for a, b in pairs)
+    of_query, of_key, of_value = (torch.bmm(a, b).unflatten(0, heads) for a, b in pairs)
     return of_query, of_key, of_value
-
-
-def _products(a: Tensor, b: Tensor) -> Tensor:
-    """One matrix product per head of each sample, with both in one dimension."""
-    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1))
