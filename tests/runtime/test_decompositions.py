@@ -50,15 +50,3 @@ def test_other_convolutions_are_left_to_pytorch(shape, channels_out, groups, mas
     gradient = x.new_zeros(shape[0], channels_out, *shape[2:])
     arguments = (gradient, x, weight, [0], *how, mask)
     assert decompositions()[aten.convolution_backward.default](*arguments) is NotImplemented
-
-
-def test_a_bias_is_added_after_the_product():
-    bias, a, b = (torch.randn(shape, dtype=torch.float64) for shape in ((4,), (2, 3), (3, 4)))
-    found = decompositions()[aten.addmm.default](bias, a, b)
-    torch.testing.assert_close(found, torch.addmm(bias, a, b))
-
-
-@pytest.mark.parametrize(("shape", "factors"), [((2, 4), {}), ((4,), {"beta": 2}), ((4,), {"alpha": 0.5})])
-def test_other_sums_with_products_are_left_to_pytorch(shape, factors):
-    table = decompositions()
-    assert table[aten.addmm.default](torch.ones(shape), torch.ones(2, 3), torch.ones(3, 4), **factors) is NotImplemented

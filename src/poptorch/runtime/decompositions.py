@@ -30,7 +30,6 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table.pop(_MAX_POOL, None)
     table[_MAX_POOL_BACKWARD] = _ask_who_was_chosen
     table[_CONVOLUTION_BACKWARD] = _multiply_columns
-    table[aten.addmm.default] = _add_bias_last
     return table
 
 
@@ -104,18 +103,6 @@ def _multiply_columns(
         rest = (bias_sizes, stride, padding, dilation, transposed, output_padding, groups, [True, False, False])
         of_x = aten.convolution_backward(gradient, x, weight, *rest)[0]
     return of_x, of_weight, None
-
-
-def _add_bias_last(
-    bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1
-) -> torch.Tensor:
-    """A product and a bias that is added to it where it is read next.
-
-    PyTorch fills the result with copies of the bias first, which the product then has to read.
-    """
-    if bias.dim() != 1 or beta != 1 or alpha != 1:
-        return NotImplemented
-    return _computed_first(a @ b) + bias
 
 
 def _computed_first(values: torch.Tensor) -> torch.Tensor:

@@ -33,6 +33,7 @@ from poptorch.errors import EngineError, explain
 from poptorch.executable import Program, in_place
 from poptorch.executable.roll import Rolled, roll
 from poptorch.runtime.attention import join_attentions
+from poptorch.runtime.bias import add_biases_last
 from poptorch.runtime.cross_entropy import join_cross_entropies
 from poptorch.runtime.decompositions import decompositions, runs_in_pytorch
 from poptorch.runtime.engine import Call
@@ -179,6 +180,7 @@ def _decompose(ops: fx.GraphModule, inputs: list[torch.Tensor], fake: FakeTensor
     """The same ops in terms of those that Inductor generates code for, with the inputs' memory layouts."""
     join_attentions(ops.graph)
     join_cross_entropies(ops.graph)
+    add_biases_last(ops.graph)
     ops.recompile()
     with fake, fx_traceback.preserve_node_meta():
         trace = make_fx(fx.Interpreter(ops).run, decomposition_table=decompositions(), _allow_non_fake_inputs=True)
