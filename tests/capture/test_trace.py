@@ -80,6 +80,15 @@ def unique(x):
     return [torch.arange(len(values)) * values for values in torch.unique(x, return_inverse=True, return_counts=True)]
 
 
+def unique_slices(x):
+    slices = torch.unique(x, dim=0)
+    return torch.arange(len(slices)) * slices
+
+
+def unique_consecutive_slices(x):
+    return torch.unique_consecutive(x, dim=0, return_counts=True)
+
+
 def unique_consecutive(x):
     return torch.unique_consecutive(x, return_inverse=True, return_counts=True)
 
@@ -100,6 +109,14 @@ READS = {
     "rows": (Rows(), [1.0, -2.0], [-1.0, 3.0], [-1.0, -2.0], "(x * self.weight > 0).nonzero()"),
     "repeat": (repeat, [0.0, 2.0], [1.0, 1.0], [3.0, 0.0], "x.repeat_interleave(x.int())"),
     "unique": (unique, [4.0, 1.0, 4.0], [2.0, 2.0, 3.0], [1.0, 1.0, 1.0], "torch.unique(x, "),
+    "unique slices": (unique_slices, [4.0, 1.0, 4.0], [2.0, 2.0, 3.0], [1.0, 1.0, 1.0], "torch.unique(x, dim"),
+    "unique_consecutive slices": (
+        unique_consecutive_slices,
+        [4.0, 1.0, 1.0],
+        [1.0, 1.0, 4.0],
+        [1.0, 2.0, 1.0],
+        "consecutive(x, dim",
+    ),
     "unique_consecutive": (unique_consecutive, [4.0, 1.0, 1.0], [1.0, 1.0, 4.0], [1.0, 2.0, 1.0], "consecutive(x, "),
     "bins": (bins, [0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [2.0, 1.0, 0.0], "torch.bincount(x.int(), "),
     "equal": (equal, [1.0, 2.0], [3.0, 4.0], [-3.0, 4.0], "torch.equal(x, x.abs())"),

@@ -309,10 +309,26 @@ def _static_unique(
 
 def _static_unique_consecutive(
     watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    if args[3:] not in ((), (None,)):  # along a dimension
-        return None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if args[3:] not in ((), (None,)):
+        return _counted_slices(watch, aten.unique_dim_consecutive.default(args[0], args[3], True, True), args[3], line)
     return _static_runs(watch, args[0].flatten(), torch.arange(args[0].numel()), args[0].shape, line)
+
+
+def _unique_slices(
+    watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`torch.unique` along a dimension: PyTorch's own op, and a guard that it finds as many in every batch."""
+    x, dim, *is_sorted = args[:3]
+    return _counted_slices(watch, aten.unique_dim.default(x, dim, *is_sorted, True, True), dim, line)
+
+
+def _counted_slices(
+    watch: Watch, found: tuple[torch.Tensor, torch.Tensor, torch.Tensor], dim: int, line: SourceLine | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    slices, inverse, _ = found
+    watch.freeze_count(inverse.max() + 1, slices.shape[dim], line)
+    return found
 
 
 def _static_runs(
@@ -366,5 +382,6 @@ _STATIC_FORMS: dict[Op, Callable[..., Any]] = {
     aten.bincount.default: _static_bincount,
     aten._unique2.default: _static_unique,
     aten.unique_consecutive.default: _static_unique_consecutive,
+    aten.unique_dim.default: _unique_slices,
     aten._linalg_check_errors.default: _checked_linalg,
 }
