@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch._inductor import inductor_prims
 
-from poptorch.ir.ops import is_view
+from poptorch.executable import is_view
 
 aten = torch.ops.aten
 _PRODUCT = aten.addmm.default
