@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import poptorch
 from poptorch.runtime.attention import attend, attend_backward, join_attentions
+from rewrites import targets_after, train_once
 
 aten = torch.ops.aten
 SAMPLES, HEADS, CHANNELS = 2, 3, 8
@@ -64,24 +65,15 @@ class Attention(nn.Module):
         return y, poptorch.identity_loss(y.square().sum(), reduction="none")
 
 
-def train(model: nn.Module, engine: str, *batch):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    executor = poptorch.trainingModel(model, poptorch.Options().engine(engine), optimizer)
-    return executor, executor(*batch)[0]
-
-
 def is_joined(executor) -> bool:
-    ops = executor._executable.step.functional_ops()
-    join_attentions(ops.graph)
-    ops.graph.lint()
-    return any(node.target is attend_backward for node in ops.graph.nodes)
+    return attend_backward in targets_after(join_attentions, executor)
 
 
 @pytest.mark.inductor
 def test_training(engine):
     batch = (torch.randn(SAMPLES, 5, 4), padding(5, 5).float())
     model, reference = Attention(), Attention()
-    executor, y = train(model, engine, *batch)
+    executor, (y, _) = train_once(model, engine, *batch)
     expected, loss = reference(*batch)
     loss.backward()
     torch.optim.SGD(reference.parameters(), lr=0.1).step()
@@ -91,7 +83,19 @@ def test_training(engine):
         torch.testing.assert_close(ours, theirs)
 
 
+def test_tokens_that_are_queries_keys_and_values_at_once():
+    class Same(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x = nn.Parameter(torch.randn(1, 1, 5, 4))
+
+        def forward(self):
+            return poptorch.identity_loss(F.scaled_dot_product_attention(*(self.x * 2,) * 3).sum(), reduction="none")
+
+    assert is_joined(train_once(Same(), "eager")[0])
+
+
 @pytest.mark.parametrize(("tokens", "channels"), [(97, 64), (40, 8)], ids=["long", "long beside its channels"])
 def test_long_sequences_are_left_to_pytorch(tokens, channels):
-    executor, _ = train(Attention(channels), "eager", torch.randn(SAMPLES, tokens, 4))
+    executor, _ = train_once(Attention(channels), "eager", torch.randn(SAMPLES, tokens, 4))
     assert not is_joined(executor)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import poptorch
 from poptorch.runtime.cross_entropy import gradient_of_scores, join_cross_entropies, log_softmax_in_parts
+from rewrites import targets_after, train_once
 
 aten = torch.ops.aten
 ROWS, CLASSES = 64, 1024
@@ -63,25 +64,14 @@ class Loss(nn.Module):
         return loss, poptorch.identity_loss(loss, reduction="sum")
 
 
-def train(model: nn.Module, engine: str, scores, labels):
-    executor = poptorch.trainingModel(
-        model, poptorch.Options().engine(engine), torch.optim.SGD(model.parameters(), lr=1.0)
-    )
-    loss, _ = executor(scores, labels)
-    return executor, loss
-
-
 def is_joined(executor) -> bool:
-    ops = executor._executable.step.functional_ops()
-    join_cross_entropies(ops.graph)
-    ops.graph.lint()
-    return any(node.target is gradient_of_scores for node in ops.graph.nodes)
+    return gradient_of_scores in targets_after(join_cross_entropies, executor)
 
 
 @pytest.mark.inductor
 def test_training_with_many_classes(engine):
     model, (scores, labels) = Loss(), batch()
-    executor, loss = train(model, engine, scores, labels)
+    executor, (loss, _) = train_once(model, engine, scores, labels, lr=1.0)
     expected, gradient = loss_and_gradient(lambda s: F.cross_entropy(s, labels), scores)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(model.bias.detach(), -gradient.sum(0), rtol=1e-4, atol=1e-6)
@@ -92,7 +82,7 @@ def test_training_with_many_classes(engine):
 def test_other_reductions(reduction):
     """The joined graph, run as it is, gives the new bias that the original gives."""
     model, (scores, labels) = Loss(reduction=reduction), batch()
-    executor, _ = train(model, "eager", scores, labels)
+    executor, _ = train_once(model, "eager", scores, labels)
     step = executor._executable.step
     joined, original = step.functional_ops(), step.functional_ops()
     join_cross_entropies(joined.graph)
@@ -120,7 +110,7 @@ def test_rows_without_labels_have_no_gradient_even_if_their_mean_is_not_a_number
 )
 def test_other_losses_are_left_alone(model):
     scores, labels = batch(classes=len(model.bias))
-    executor, _ = train(model, "eager", scores, labels)
+    executor, _ = train_once(model, "eager", scores, labels)
     assert not is_joined(executor)
 
 

@@ -30,14 +30,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    log_probs: torch.Tensor,
-    targets: torch.Tensor,
-    input_lengths: torch.Tensor,
-    target_lengths: torch.Tensor,
-    blank: int,
-    zero_infinity: bool,
-) -> Two:
+def _(log_probs: torch.Tensor, targets: torch.Tensor, *rest: Any) -> Two:
     steps, sequences, _ = log_probs.shape
     return log_probs.new_empty(sequences), log_probs.new_empty(sequences, steps, _width(targets))
 

@@ -39,7 +39,7 @@ def _forward_of(backward: fx.Node) -> fx.Node | None:
 
 
 def _is_short(attention: fx.Node) -> bool:
-    query, key, *_ = (node.meta["val"] for node in attention.all_input_nodes)
+    query, key = (node.meta["val"] for node in list[Any](attention.args)[:2])
     tokens, channels = max(query.shape[2], key.shape[2]), query.shape[3]
     fits = tokens <= min(_SHORT, _FEW_PER_CHANNEL * channels)
     drops_out = len(attention.args) > 3 and attention.args[3] != 0

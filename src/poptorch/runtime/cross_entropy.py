@@ -81,7 +81,7 @@ def log_softmax_in_parts(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gradient_of_scores(gradient: Tensor, powers: Tensor, sums: Tensor, labels: Tensor, ignored: int) -> Tensor:
-    """The gradient for the scores of a cross entropy, from that for one row's loss (or for the loss of each row)."""
+    """The gradient of the scores; `gradient` is that of every row's loss, one number or one per row."""
     counts = labels != ignored
     of_row = torch.where(counts, gradient, 0.0).unsqueeze(1)
     labels = torch.where(counts, labels, 0).unsqueeze(1)
