@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import loading, report, single
+from benchmarks import loading, report, single, trainer
 from benchmarks.measure import Comparison, Effort, WorkerError, compare_inference, compare_training
 from benchmarks.peers import has_jax
 from benchmarks.workloads import WORKLOADS, Workload
@@ -77,6 +77,13 @@ class Bench:
         hidden = loading.overlap()
         return [*speeds, hidden], report.loading_table(speeds, hidden)
 
+    def lightning(self) -> Result:
+        """A Lightning Trainer on the IPU and on the CPU, whatever the workloads."""
+        print("measuring lightning …", file=sys.stderr, flush=True)
+        speed = trainer.speed(rounds=2 if self.quick else 5, epochs=4)
+        cost = trainer.costs(batches=1000 if self.quick else 3000)
+        return [speed, cost], report.trainer_table(speed, cost)
+
     def _compare(
         self, peers: tuple[str, ...], jobs: Iterator[tuple[str, Callable[[], Comparison]]]
     ) -> list[Comparison]:
@@ -100,7 +107,7 @@ class Bench:
             return None
 
 
-KINDS = ("train", "infer", "call", "update", "compile", "memory", "data")
+KINDS = ("train", "infer", "call", "update", "compile", "memory", "data", "lightning")
 
 
 def main() -> int:

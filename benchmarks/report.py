@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from benchmarks.loading import Overlap, Throughput
 from benchmarks.measure import Comparison
 from benchmarks.single import CallCost, CompileTime, Memory, UpdateCost
+from benchmarks.trainer import TrainerCost, TrainerSpeed
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterable[str] = ()) -> str:
@@ -144,3 +145,16 @@ def loading_table(speeds: Sequence[Throughput], hidden: Overlap) -> str:
     )
     columns = ["loading, samples per second", "torch", "poptorch Async", "ratio", "goal"]
     return table("Loading data, with the same workers", columns, rows, [note])
+
+
+def trainer_table(speed: TrainerSpeed, cost: TrainerCost) -> str:
+    """Epochs with both Trainers, and the cost of a batch."""
+    rows = [[speed.case, f"{speed.cpu_ms:.0f}", f"{speed.ipu_ms:.0f}", f"{speed.ratio:.2f}", f"{speed.goal:.1f}"]]
+    rows[0].append(_mark(speed.ratio >= speed.goal))
+    note = (
+        f"a batch of a tiny model takes {cost.executor_us:.0f} us with the executor alone, {cost.ipu_us:.0f} us with a "
+        f"Trainer on the IPU ({cost.ipu_logging_us:.0f} us with self.log), and {cost.cpu_us:.0f} us with one on the "
+        f"CPU ({cost.cpu_logging_us:.0f} us with self.log)"
+    )
+    columns = ["ms per epoch", "Trainer on CPU", "Trainer on IPU", "ratio", "goal", ""]
+    return table("Lightning", columns, rows, [note])

@@ -9,7 +9,6 @@ import cProfile
 import ctypes
 import gc
 import importlib
-import inspect
 import pstats
 import statistics
 import time
@@ -53,15 +52,12 @@ def call_cost(device_iterations: int, calls: int) -> dict[str, Any]:
 def kernel_of(executor: Any, tensors: list[Any]) -> Callable[[], Any]:
     """The compiled kernel of a training executor as a function without arguments: nothing of poptorch is in it.
 
-    The only place that knows poptorch's private names. If they have changed, the bound step is called instead, which
-    costs one list more.
+    The only place that knows poptorch's private names.
     """
-    step = executor._session._steps[0]
-    names = inspect.getclosurevars(step).nonlocals
-    if "function" in names and "plain" in names:
-        function, arguments = names["function"], [*names["plain"], *tensors]
-        return lambda: function(arguments.copy())  # the kernel empties the list it is given
-    return lambda: step(tensors)
+    run = executor._session._bound.steps[0]
+    (code,) = run._codes
+    arguments = [*run._first, *tensors]
+    return lambda: code.function(arguments.copy())  # the kernel empties the list it is given
 
 
 def _interleaved(functions: tuple[Callable[[], Any], ...], counts: tuple[int, ...], rounds: int = 9) -> list[float]:

@@ -19,7 +19,6 @@ def update_cost(width: int, accumulates: bool, calls: int) -> dict[str, Any]:
     import torch
 
     import poptorch
-    from poptorch.runtime.inductor import RolledKernel
 
     class Weights(torch.nn.Module):
         """A forward pass of three ops that reaches every parameter, because only the update is measured."""
@@ -45,9 +44,8 @@ def update_cost(width: int, accumulates: bool, calls: int) -> dict[str, Any]:
     program = session.executable.update or session.executable.step
     kernel = session._kernels[program.name]
     if not accumulates:  # the gradients come from the same program: leave out the part that computes them
-        pieces = replace(kernel.rolled, shared=None, shared_sources=())
-        kernel = RolledKernel(pieces, None, kernel.patterns, kernel.strides)
-    update = kernel.bind([session._replicas[0][spec.name] for spec in program.state])
+        kernel = replace(kernel, shared=None)
+    update = kernel.bind([session._bound.replicas[0][spec.name] for spec in program.state], torch.Generator())
     fused = torch.optim.AdamW(twin.parameters(), fused=True)
     for parameter in twin.parameters():
         parameter.grad = torch.randn_like(parameter)

@@ -17,6 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(ipus_of_our_own.cleanup)
     os.environ["POPTORCH_IPU_LOCKS"] = ipus_of_our_own.name
     os.environ["POPTORCH_ENGINE"] = "eager"  # unless a test asks for another: compiling takes seconds
+    os.environ["POPTORCH_FALLBACK"] = "0"  # the eager engine must not hide what the inductor engine cannot do
     torch.set_num_threads(1)  # tiny tensors: more threads only get in each other's way
 
 

@@ -43,7 +43,8 @@ class Programs:
     def run(self, code, seconds=LIMIT_SECONDS):
         """A program that has ended well."""
         program = self.start(code)
-        assert program.wait(seconds) == 0, program.errors
+        code = program.wait(seconds)  # outside of the assertion, which `python -O` leaves out
+        assert code == 0, program.errors
         return program
 
     def close(self):

@@ -73,6 +73,13 @@ def test_errors_of_the_back_end_say_where_they_were_raised():
     assert poptorch.Error.from_backend("again").location == ""
 
 
+def test_a_very_long_message_stays_whole_where_no_file_can_be_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "poptorch_error.log").mkdir()
+    message = "line\n" * 100
+    assert poptorch.Error.from_backend(message).message == message
+
+
 @pytest.mark.parametrize(("breaks", "is_written"), [(80, False), (81, True)])
 def test_a_very_long_message_goes_to_a_file(breaks, is_written, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

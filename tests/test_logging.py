@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import sys
+import threading
 
 import pytest
 import torch
@@ -145,6 +147,35 @@ def test_lines_can_go_to_standard_output_or_to_a_file(monkeypatch, tmp_path, cap
     assert file.read_text() == "hello\n"
 
 
+def line(text):
+    return logging.LogRecord("poptorch::python", logging.WARNING, "", 0, text, None, None)
+
+
+def test_processes_that_a_program_starts_add_to_its_file(monkeypatch, tmp_path):
+    path = tmp_path / "log"
+    path.write_text("of the last program\n")
+    program = handler_for(monkeypatch, path)
+    program.emit(line("first"))
+    monkeypatch.setattr(
+        sys, "orig_argv", ["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()"]
+    )
+    worker = handler_for(monkeypatch, path)
+    worker.emit(line("second"))
+    program.emit(line("third"))
+    assert path.read_text().splitlines() == ["first", "second", "third"]
+    program.close()
+    worker.close()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_stream_shows_what_it_can_of_a_line(encoding, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    handler_for(monkeypatch, "stdout").emit(line("3 × 4 → 12"))
+    stream.flush()
+    assert stream.buffer.getvalue() == "3 × 4 → 12\n".encode(encoding, "backslashreplace")
+
+
 def test_a_file_that_cannot_be_opened_is_named(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="POPTORCH_LOG_DEST is"):
         handler_for(monkeypatch, tmp_path / "no" / "such" / "folder")
@@ -194,3 +225,24 @@ def test_without_a_log_file_the_hook_of_the_program_is_left_alone(unconfigured, 
     hook = sys.excepthook
     _logging.configure()
     assert sys.excepthook is hook
+
+
+def test_remarks_of_one_logger_are_kept_from_the_user_in_one_thread(caplog):
+    noisy, other = logging.getLogger("noisy"), logging.getLogger("noisy.other")
+    with _logging.without_remarks("noisy", logging.WARNING):
+        noisy.warning("hidden")
+        noisy.error("above the level")
+        other.warning("another logger")
+        thread = threading.Thread(target=noisy.warning, args=["another thread"])
+        thread.start()
+        thread.join()
+    noisy.warning("afterwards")
+    assert caplog.messages == ["above the level", "another logger", "another thread", "afterwards"]
+
+
+def test_remarks_are_shown_again_after_an_exception(caplog):
+    with pytest.raises(KeyError), _logging.without_remarks("noisy"):
+        raise KeyError
+    logging.getLogger("noisy").warning("shown")
+    assert caplog.messages == ["shown"]
+    assert not logging.getLogger("noisy").filters

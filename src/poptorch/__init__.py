@@ -1,6 +1,6 @@
 """PopTorch: train and run PyTorch models as ahead-of-time compiled programs on emulated IPUs."""
 
-from poptorch import _logging, autocasting, faults, optim, profiling
+from poptorch import _logging, autocasting, faults, late_imports, optim, profiling
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
 from poptorch.annotations import Attribute, autocast, identity_loss, isRunningOnIpu
@@ -25,7 +25,6 @@ from poptorch.enums import (
 )
 from poptorch.errors import ConfigFileError, Error, RecoverableError, UnrecoverableError, createPoptorchError
 from poptorch.ipu import ipuHardwareIsAvailable, ipuHardwareVersion
-from poptorch.ir.structure import ICustomArgParser, registerCustomArgParser
 from poptorch.model import (
     PoplarExecutor,
     inferenceModel,
@@ -46,9 +45,11 @@ from poptorch.options import (
     Stage,
     TensorLocationSettings,
 )
+from poptorch.structure import ICustomArgParser, registerCustomArgParser
 
 _logging.configure()
 faults.configure()
+late_imports.configure()
 
 __all__ = [
     "__version__",

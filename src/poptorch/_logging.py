@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
 from poptorch import environment
-from poptorch.errors import VariableError
 
 logger = logging.getLogger("poptorch::python")
 
@@ -43,6 +46,11 @@ class _StreamHandler(logging.StreamHandler[TextIO]):
     @property
     def stream(self) -> TextIO:  # pyright: ignore[reportIncompatibleVariableOverride]
         return getattr(sys, self._stream_name)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line with what the stream can show of it; a terminal may know fewer characters than we use."""
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        return super().format(record).encode(encoding, "backslashreplace").decode(encoding)
 
 
 class _RepeatLimit(logging.Filter):
@@ -124,6 +132,25 @@ def warn_once(text: str) -> None:
     logger.warning("%s", text)
 
 
+@contextmanager
+def without_remarks(name: str, level: int = logging.ERROR) -> Iterator[None]:
+    """Keep what another library logs for its own developers, up to this level, from the user.
+
+    Only the logger of this name is silenced, and only for the thread that runs what is inside.
+    """
+    thread = threading.get_ident()
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        return record.thread != thread or record.levelno > level
+
+    other = logging.getLogger(name)
+    other.addFilter(is_shown)
+    try:
+        yield
+    finally:
+        other.removeFilter(is_shown)
+
+
 def configure() -> None:
     """Give the logger its handler and the level that the environment asks for."""
     if not logger.handlers:
@@ -155,12 +182,16 @@ def _handler(destination: str) -> logging.Handler:
     if destination in ("stderr", "stdout"):
         return _StreamHandler(destination)
     try:
-        return logging.FileHandler(destination, mode="w", encoding="utf-8")
+        if not _is_helper_process():
+            Path(destination).write_bytes(b"")
+        return logging.FileHandler(destination, mode="a", encoding="utf-8")
     except OSError as error:
-        name = environment.LOG_DEST.name
-        raise VariableError(
-            f"environment variable {name} is {destination!r}, which cannot be opened: {error}"
-        ) from error
+        raise environment.LOG_DEST.unusable(error) from error
+
+
+def _is_helper_process() -> bool:
+    """Whether Python's multiprocessing started this process, for a program that writes to the same file."""
+    return any(argument.startswith("from multiprocessing.") for argument in sys.orig_argv)
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

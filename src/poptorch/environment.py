@@ -28,12 +28,19 @@ class Variable:
                 f"environment variable {self.name} is {self.read()!r}, but must be an integer"
             ) from None
 
+    def unusable(self, error: OSError) -> VariableError:
+        """The error to raise if the file or folder that it names cannot be used."""
+        return VariableError(f"environment variable {self.name} is {self.read()!r}, which cannot be used: {error}")
+
     def flag(self) -> bool:
         """The value as a switch: `0` is off, other integers are on."""
         return self.integer() != 0
 
 
 ENGINE = Variable("POPTORCH_ENGINE", "", "engine to use, `inductor` or `eager`; Options.engine wins over it")
+FALLBACK = Variable(
+    "POPTORCH_FALLBACK", "1", "0 makes it an error if Inductor cannot compile a program, which else runs on `eager`"
+)
 DUMP = Variable("POPTORCH_DUMP", "", "folder that receives the graph after each pass, one text file per pass")
 EXPORT_PROTO_FILE = Variable(
     "POPTORCH_EXPORT_PROTO_FILE", "", "file that receives the captured graph as text; in a folder it is `model.proto`"
@@ -60,6 +67,13 @@ WAIT_FOR_IPU = Variable("POPTORCH_WAIT_FOR_IPU", "0", "1 waits for an IPU if all
 WAIT_LIMIT = Variable("POPTORCH_WAIT_LIMIT", "3600", "how many seconds POPTORCH_WAIT_FOR_IPU waits before it fails")
 IPU_LOCKS = Variable(
     "POPTORCH_IPU_LOCKS", "", "folder in which processes agree on who has which IPU (default: temporary)"
+)
+
+LIGHTNING_AUTO = Variable(
+    "POPTORCH_LIGHTNING_AUTO", "0", '1 lets `accelerator="auto"` of a Lightning Trainer mean IPUs, once it knows them'
+)
+LIGHTNING_AUTOLOAD = Variable(
+    "POPTORCH_LIGHTNING_AUTOLOAD", "1", "0 leaves Lightning alone until a program imports `poptorch.lightning`"
 )
 
 CACHE_DIR = Variable("POPTORCH_CACHE_DIR", "", "folder for compiled programs, as in Options.enableExecutableCaching")

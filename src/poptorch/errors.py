@@ -10,7 +10,7 @@ import difflib
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,9 @@ class Error(Exception):
         """An error of the compiler or the device, located by the open contexts; a long message goes to a file."""
         caller = sys._getframe(1)
         if message.count("\n") > _LONGEST:
-            Path(LOG_FILE).write_text(message, encoding="utf-8")
-            message = f"the message is long: it was written to {LOG_FILE} in the working folder"
+            with suppress(OSError):  # without a place for it, the message stays as long as it is
+                Path(LOG_FILE).write_text(message, encoding="utf-8")
+                message = f"the message is long: it was written to {LOG_FILE} in the working folder"
         location = "".join(f"  [{level}] {name}\n" for level, name in enumerate(_CONTEXT.get()))
         at = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}: "
         return cls(message, type=type, location=location, raised_at=at, **more)

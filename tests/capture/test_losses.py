@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
+from poptorch.capture import losses as known
 
 
 class Net(nn.Module):
@@ -45,6 +46,8 @@ def assert_trains_like(module: nn.Module, target: torch.Tensor, minimised) -> ob
 CLASSES = torch.tensor([0, 2, 1, 1])
 VALUES = torch.rand(4, 3, generator=torch.Generator().manual_seed(1))
 SIGNS = VALUES.sub(0.5).sign()
+LABELS = torch.tensor([[0, -1, -1], [2, 1, -1], [-1, -1, -1], [0, 1, 2]])
+CHUNKS = nn.LinearCrossEntropyOptions()
 
 BUILT_IN = {
     "l1_loss": (F.l1_loss, VALUES),
@@ -61,6 +64,16 @@ BUILT_IN = {
     "margin_ranking_loss": (lambda out, t: F.margin_ranking_loss(out, out.flip(1), t), SIGNS),
     "cosine_embedding_loss": (lambda out, t: F.cosine_embedding_loss(out, out.flip(0), t[:, 0]), SIGNS),
     "triplet_margin_loss": (lambda out, t: F.triplet_margin_loss(out, out.flip(0), t), VALUES),
+    "huber_loss": (F.huber_loss, VALUES),
+    "gaussian_nll_loss": (lambda out, t: F.gaussian_nll_loss(out, t, out.exp()), VALUES),
+    "multi_margin_loss": (F.multi_margin_loss, CLASSES),
+    "multilabel_margin_loss": (F.multilabel_margin_loss, LABELS),
+    "multilabel_soft_margin_loss": (F.multilabel_soft_margin_loss, VALUES.round()),
+    "triplet_margin_with_distance_loss": (
+        lambda out, t: F.triplet_margin_with_distance_loss(out, out.flip(0), t),
+        VALUES,
+    ),
+    "linear_cross_entropy": (lambda out, t: F.linear_cross_entropy(out, VALUES, t, options=CHUNKS), CLASSES),
     "ctc_loss": (
         lambda out, t: F.ctc_loss(
             F.log_softmax(out.reshape(4, 1, 3), 2), t[:2].reshape(1, 2), torch.tensor([4]), torch.tensor([2])
@@ -68,18 +81,74 @@ BUILT_IN = {
         torch.tensor([1, 2, 1, 1]),
     ),
 }
+
+
+def lengths(out, labels):
+    """The arguments of a CTC loss for one sequence."""
+    return F.log_softmax(out.reshape(4, 1, 3), 2), labels[:2].reshape(1, 2), torch.tensor([4]), torch.tensor([2])
+
+
+def with_fixed_scores(loss):
+    """A module with weights of its own, which are not trained here."""
+    return loss.requires_grad_(False)
+
+
 MODULES = {
     "L1Loss": (nn.L1Loss(), VALUES),
     "MSELoss": (nn.MSELoss(), VALUES),
     "CrossEntropyLoss": (nn.CrossEntropyLoss(), CLASSES),
+    "NLLLoss": (lambda out, t: nn.NLLLoss()(F.log_softmax(out, 1), t), CLASSES),
+    "BCELoss": (lambda out, t: nn.BCELoss()(out.sigmoid(), t), VALUES),
     "BCEWithLogitsLoss": (nn.BCEWithLogitsLoss(), VALUES),
     "SmoothL1Loss": (nn.SmoothL1Loss(), VALUES),
+    "HuberLoss": (nn.HuberLoss(), VALUES),
+    "KLDivLoss": (lambda out, t: nn.KLDivLoss(reduction="batchmean")(F.log_softmax(out, 1), t), VALUES),
+    "PoissonNLLLoss": (nn.PoissonNLLLoss(), VALUES),
+    "GaussianNLLLoss": (lambda out, t: nn.GaussianNLLLoss()(out, t, VALUES), VALUES),
+    "HingeEmbeddingLoss": (nn.HingeEmbeddingLoss(), SIGNS),
+    "SoftMarginLoss": (nn.SoftMarginLoss(), SIGNS),
+    "MultiMarginLoss": (nn.MultiMarginLoss(), CLASSES),
+    "MultiLabelMarginLoss": (nn.MultiLabelMarginLoss(), LABELS),
+    "MultiLabelSoftMarginLoss": (nn.MultiLabelSoftMarginLoss(), VALUES.round()),
+    "MarginRankingLoss": (lambda out, t: nn.MarginRankingLoss()(out, out.flip(1), t), SIGNS),
+    "CosineEmbeddingLoss": (lambda out, t: nn.CosineEmbeddingLoss()(out, out.flip(0), t[:, 0]), SIGNS),
+    "TripletMarginLoss": (lambda out, t: nn.TripletMarginLoss()(out, out.flip(0), t), VALUES),
+    "TripletMarginWithDistanceLoss": (
+        lambda out, t: nn.TripletMarginWithDistanceLoss()(out, out.flip(0), t),
+        VALUES,
+    ),
+    "CTCLoss": (lambda out, t: nn.CTCLoss()(*lengths(out, t)), torch.tensor([1, 2, 1, 1])),
+    "LinearCrossEntropyLoss": (with_fixed_scores(nn.LinearCrossEntropyLoss(3, 5)), CLASSES),
+}
+TORCH = {  # the same functions under another roof, with numbers for reductions
+    "kl_div": (lambda out, t: torch.kl_div(F.log_softmax(out, 1), t, 1), VALUES),
+    "hinge_embedding_loss": (torch.hinge_embedding_loss, SIGNS),
 }
 
 
-@pytest.mark.parametrize("name", [*BUILT_IN, *MODULES])
-def test_losses_of_pytorch_count_by_themselves(name):
-    loss, target = {**BUILT_IN, **MODULES}[name]
+def is_loss(name: str) -> bool:
+    return name.endswith(("_loss", "Loss", "cross_entropy", "cross_entropy_with_logits")) or name == "kl_div"
+
+
+def test_every_loss_of_torch_is_known():
+    functions = {name for name in dir(F) if is_loss(name) and not name.startswith("_")}
+    assert functions == set(BUILT_IN)
+    outside = {name for name in dir(torch) if is_loss(name) and not name.startswith("_")}
+    assert {function.__name__ for function in known.BUILT_IN} == functions
+    assert {name for name in outside if getattr(torch, name) not in known.BUILT_IN} == {"miopen_ctc_loss"}
+
+
+def test_every_module_with_a_loss_is_known():
+    modules = {name for name in dir(nn) if is_loss(name)}
+    assert modules - set(MODULES) == {"AdaptiveLogSoftmaxWithLoss"}  # which has tests of its own
+
+
+@pytest.mark.parametrize(
+    ("loss", "target"),
+    [*BUILT_IN.values(), *MODULES.values(), *TORCH.values()],
+    ids=[*BUILT_IN, *MODULES, *(f"torch.{name}" for name in TORCH)],
+)
+def test_losses_of_pytorch_count_by_themselves(loss, target):
     module = Net(lambda out, t: (out, loss(out, t)))
     out, value = assert_trains_like(module, target, loss)
     torch.testing.assert_close(value, loss(out, target))
@@ -230,10 +299,19 @@ def test_changing_the_loss_in_place_does_not_change_gradients():
     assert_trains_like(Net(finish), VALUES, F.mse_loss)
 
 
-def test_detached_loss_is_an_error_with_the_line():
-    with pytest.raises(poptorch.Error, match="does not depend on any parameter") as caught:
-        wrap(Net(lambda out, t: F.mse_loss(out.detach(), t)))(torch.randn(4, 4), VALUES)
-    assert "F.mse_loss(out.detach(), t)" in str(caught.value)
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_loss_that_reaches_no_parameter_runs_with_one_warning(accumulated, caplog):
+    net = Net(lambda out, t: F.mse_loss(out.detach(), t))
+    before = copy.deepcopy(net.state_dict())
+    options = poptorch.Options().engine("eager")
+    options.Training.gradientAccumulation(accumulated)
+    training = poptorch.trainingModel(net, options, torch.optim.Adam(net.parameters()))
+    for _ in range(2):
+        loss = training(torch.randn(4, 4), VALUES)
+    assert loss.isfinite()
+    (record,) = [r for r in caplog.records if "nothing is trained" in r.message]
+    assert "F.mse_loss(out.detach(), t)" in record.message
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
 
 
 def test_detach_and_no_grad_stop_gradients():
@@ -261,3 +339,24 @@ def test_in_inference_losses_are_ordinary_functions():
     x = torch.randn(4, 4)
     with torch.no_grad():
         torch.testing.assert_close(inference(x, VALUES), module(x, VALUES))
+
+
+def test_losses_beside_a_final_one_are_plain_results():
+    def finish(out, target):
+        other = F.l1_loss(out, target)
+        loss = F.mse_loss(out, target) + F.smooth_l1_loss(out, target)
+        return poptorch.identity_loss(loss * 2, "none", final=True), other, other.detach() * 3
+
+    _, other, tripled = assert_trains_like(
+        Net(finish), VALUES, lambda out, t: 2 * (F.mse_loss(out, t) + F.smooth_l1_loss(out, t))
+    )
+    torch.testing.assert_close(other * 3, tripled)
+
+
+def test_two_final_losses_are_too_many():
+    def finish(out, target):
+        losses = F.l1_loss(out, target), F.mse_loss(out, target)
+        return [poptorch.identity_loss(loss, "none", final=True) for loss in losses]
+
+    with pytest.raises(poptorch.Error, match="Multiple independent losses"):
+        wrap(Net(finish))(torch.ones(4, 4), VALUES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import poptorch
-from models import Apply, Gate
+from models import Apply, Gate, Regression
 
 
 def infer(function) -> poptorch.PoplarExecutor:
@@ -366,6 +367,26 @@ def test_tensors_stored_on_the_module_do_not_leak():
     assert {name: set(vars(m)) for name, m in module.named_modules()} == before
 
 
+COMPLEX = torch.randn(3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.inductor
+def test_a_view_from_outside_that_reads_memory_in_another_way(engine):
+    """Conjugated, negated, a part of complex numbers, another type: what counts is what the view shows."""
+    outside = [
+        COMPLEX.conj(),
+        COMPLEX.conj()[1:],
+        COMPLEX.imag,
+        COMPLEX.conj().imag,
+        torch.arange(3.0).view(torch.int32),
+    ]
+    model = poptorch.inferenceModel(
+        Apply(lambda x: [x[-len(t) :] * t for t in outside]), poptorch.Options().engine(engine)
+    )
+    x = torch.tensor([1.0, 2.0, 3.0])
+    torch.testing.assert_close(model(x), [x[-len(t) :] * t for t in outside])
+
+
 def test_tensor_from_outside_is_a_constant_and_stays_as_it_was():
     outside = torch.tensor([1.0])
 
@@ -392,11 +413,26 @@ class Box:
         self.content = content
 
 
-def test_result_of_an_unknown_type_with_tensors_is_warned_about(caplog):
-    model = infer(lambda x: (x + 1, [Box(Box([x]))], Box(3), None))
-    assert model(torch.zeros(1))[0].item() == 1
-    assert caplog.text.count("forward returns a Box that holds tensors") == 1
-    assert "poptorch.registerCustomArgParser(Box, ...)" in caplog.text
+@pytest.mark.parametrize("hide", [lambda x: [Box(Box([x]))], lambda x: {x}], ids=["object", "set"])
+def test_result_of_an_unknown_type_with_tensors_is_refused(hide):
+    with pytest.raises(poptorch.Error, match=r"holds tensors(.|\n)*poptorch.registerCustomArgParser\((Box|set), ...\)"):
+        infer(lambda x: (x + 1, hide(x + 2)))(torch.zeros(1))
+
+
+def test_result_of_an_unknown_type_without_tensors_of_the_trace_is_itself():
+    box = Box(torch.ones(1))
+    assert infer(lambda x: (x + 1, box))(torch.zeros(1))[1] is box
+
+
+@dataclass
+class Scores:
+    values: torch.Tensor
+    names: list[str]
+
+
+def test_result_may_be_a_dataclass():
+    found = infer(lambda x: Scores(x + 1, ["a", "b"]))(torch.zeros(2))
+    assert (type(found), found.values.tolist(), found.names) == (Scores, [1, 1], ["a", "b"])
 
 
 @pytest.mark.parametrize("surroundings", [torch.no_grad, torch.inference_mode])
@@ -418,3 +454,17 @@ def test_gradients_of_the_host_are_untouched():
         parameter.grad = torch.full_like(parameter, 7.0)
     train(module)(torch.rand(2, 3), torch.rand(2, 1))
     assert all(torch.equal(p.grad, torch.full_like(p, 7.0)) for p in module.parameters())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_shape_error_says_nothing_but_the_error(training, capfd, caplog):
+    model = Regression()
+    executor = (
+        poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        if training
+        else poptorch.inferenceModel(model)
+    )
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        executor(torch.ones(2, 4), torch.ones(2, 2))
+    assert capfd.readouterr().err == ""
+    assert not caplog.records

@@ -10,6 +10,7 @@ import torch
 
 import poptorch
 from models import Gate, Regression
+from poptorch.engines.passes.eager import EAGER
 
 
 @pytest.fixture
@@ -65,6 +66,15 @@ def test_files_are_numbered_and_count_ops(dump):
     assert all((dump / "training" / name).read_text().startswith(f"# {int(name[:2])} {name[3:-4]}: ") for name in names)
 
 
+def test_host_passes_of_each_program_are_shown_after_it(dump):
+    train(Regression(), (torch.ones(4, 3), torch.ones(4, 2)), G=2)
+    names = [path.stem[3:] for path in sorted((dump / "training").iterdir())]
+    for program in ("micro_step", "update"):
+        shown = [name.partition(".")[2] for name in names if name.startswith(f"{program}.")]
+        assert shown == [apply.__name__ for apply in EAGER]
+        assert names.index(program) < names.index(f"{program}.{shown[0]}")
+
+
 def test_every_compilation_has_a_folder_of_its_own(dump):
     for _ in range(2):
         train(Regression(), (torch.ones(4, 3), torch.ones(4, 2)))
@@ -93,6 +103,14 @@ def test_captured_graph_in_an_existing_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("POPTORCH_EXPORT_PROTO_FILE", str(tmp_path))
     poptorch.inferenceModel(torch.nn.ReLU(), poptorch.Options().engine("eager")).compile(torch.ones(1))
     assert [path.name for path in tmp_path.iterdir()] == ["model.proto"]
+
+
+@pytest.mark.parametrize("variable", ["POPTORCH_DUMP", "POPTORCH_EXPORT_PROTO_FILE"])
+def test_a_folder_that_cannot_be_written_to_is_an_error_that_names_the_variable(variable, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(variable, str(tmp_path / "file" / "folder"))
+    with pytest.raises(poptorch.Error, match=f"{variable} is '.*', which cannot be used: "):
+        train(Regression(), (torch.ones(4, 3), torch.ones(4, 2)))
 
 
 @pytest.mark.parametrize(("limit", "cut"), [("3", True), ("0", False), (None, True)])

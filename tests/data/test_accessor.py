@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import re
 import signal
 import time
 
@@ -182,7 +183,7 @@ class Odd(Inc):
     [
         (torch.zeros(3, 3), r"shape \[3, 3\].*buffers for shape \[2, 3\]"),
         (torch.zeros(2, 4), r"shape \[2, 4\].*buffers for shape \[2, 3\]"),
-        (torch.zeros(2, 3, dtype=torch.int32), "element is of type torch.int32.*it was torch.float32"),
+        (torch.zeros(2, 3, dtype=torch.complex64) + 1j, "element is of type torch.complex64.*cannot hold its values"),
         ([torch.zeros(2, 3)], "structure {'list': .*the data set had tensor"),
         (7, r"contains 7 \(int\), but only tensors"),
     ],
@@ -193,6 +194,62 @@ def test_elements_must_be_alike(odd, text):
         first_values(accessor)
     with pytest.raises(AssertionError, match="An error occurred in the data fetcher"):  # and again
         next(accessor)
+
+
+class Changing(torch.utils.data.Dataset):
+    """From the third element on they have another type."""
+
+    def __init__(self, first, later):
+        self.first, self.later = first, later
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return {"same": torch.zeros(1), "other": self.first if index < 2 else self.later}
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "expected"),
+    [
+        (torch.tensor([1.0]), torch.tensor([2]), torch.tensor([2.0])),
+        (torch.tensor([1.0]), torch.tensor([0.1], dtype=torch.float64), torch.tensor([0.1])),
+        (torch.tensor([1]), torch.tensor([3.0]), torch.tensor([3])),
+        (torch.tensor([1]), torch.tensor([True]), torch.tensor([1])),
+        (torch.tensor([1], dtype=torch.int8), torch.tensor([-3]), torch.tensor([-3], dtype=torch.int8)),
+        (torch.tensor([1.0]), torch.tensor([2 + 0j]), torch.tensor([2.0])),
+        (torch.tensor([1.0]).half(), torch.tensor([float("nan")]), torch.tensor([float("nan")]).half()),
+    ],
+)
+def test_types_become_those_of_the_first_element_with_one_warning(first, later, expected, caplog):
+    found = [element["other"].clone() for element in accessor_of(Changing(first, later))]
+    for element, value in zip(found, [first] * 2 + [expected] * 4, strict=True):
+        torch.testing.assert_close(element, value, rtol=0, atol=0, equal_nan=True)
+    text = f"element.*other.* is of type {later.dtype}, but in the first element it was {first.dtype}"
+    assert len(caplog.records) == 1
+    assert re.search(text, caplog.text)
+
+
+def test_types_are_converted_when_rows_are_put_together(caplog):
+    loader = torch.utils.data.DataLoader(Changing(torch.tensor([1.0]), torch.tensor([2])), batch_size=2)
+    found = [batch["other"].flatten().tolist() for batch in accessor_of(loader, rebatched_size=3)]
+    assert found == [[1, 1, 2], [2, 2, 2]]
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (torch.tensor([1]), torch.tensor([0.5])),
+        (torch.tensor([1]), torch.tensor([float("nan")])),
+        (torch.tensor([1], dtype=torch.int8), torch.tensor([300])),
+        (torch.tensor([True]), torch.tensor([2])),
+        (torch.tensor([1.0]), torch.tensor([2 + 1j])),
+    ],
+)
+def test_values_that_the_first_type_cannot_hold_are_refused(first, later):
+    with pytest.raises(AssertionError, match=f"(?s)is of type {later.dtype}.*{first.dtype}, which cannot hold"):
+        list(accessor_of(Changing(first, later)))
 
 
 def test_only_the_number_of_rows_may_be_smaller():
@@ -255,9 +312,31 @@ def test_a_remainder_needs_rebatching():  # 46
     assert [len(batch) for batch in accessor_of(loader, rebatched_size=4)] == [4] * 25 + [1]
 
 
-def test_there_is_a_buffer():
-    with pytest.raises(AssertionError, match="buffer_size is 0"):
-        accessor_of(Inc(), buffer_size=0)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("buffer_size", 0),
+        ("buffer_size", 1.5),
+        ("buffer_size", None),
+        ("buffer_size", 10**30),
+        ("miss_sleep_time_in_ms", "x"),
+        ("load_indefinitely", None),
+        ("early_preload", "no"),
+        ("sharing_strategy", "Fork"),
+        ("timeout", {}),
+        ("timeout", -1),
+        ("rebatched_size", True),
+    ],
+)
+def test_odd_arguments_are_named(name, value):
+    with pytest.raises(AssertionError, match=f"{name} is .*{re.escape(repr(value))}") as caught:
+        accessor_of(Inc(), **{name: value})
+    assert isinstance(caught.value, poptorch.Error)
+
+
+def test_what_has_no_elements_is_refused():
+    with pytest.raises(AssertionError, match="by iteration or by index, but 3 has neither"):
+        accessor_of(3)
 
 
 def test_what_cannot_be_pickled_says_so():

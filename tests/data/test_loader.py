@@ -310,8 +310,8 @@ def test_batches_of_a_sampler_are_joined(batch_size, d, drop_last, workers):  # 
     sampler = BatchSampler(SequentialSampler(Inc(100)), batch_size, drop_last)
     loader = loader_of(Inc(100), options_of(d), batch_sampler=sampler, drop_last=drop_last, num_workers=workers)
     assert loader.combinedBatchSize == batch_size * d
-    assert len(loader) == len(sampler)
     found = list(loader)
+    assert len(loader) == len(found)
     whole, rest = divmod(100, batch_size * d)
     assert [len(item) for item in found] == [batch_size * d] * whole + [rest] * (not drop_last and rest > 0)
     assert elements(found) == list(range(sum(map(len, found))))
@@ -352,6 +352,7 @@ def test_batches_of_different_size(mode, largest, d, workers, drop_last, as_reco
     kind = Records if as_records else (tuple if mode is SYNC else list)
     whole, rest = divmod(len(sampler), d)
     sizes = [largest * d] * whole + [largest * rest] * (rest > 0 and not drop_last)
+    assert len(loader) == len(sizes)
     assert [rows_and_kind(item) for item in loader] == [(kind, size) for size in sizes]
 
 
@@ -416,6 +417,64 @@ def test_a_copy_of_frozen_options_can_be_changed():  # 58
 def test_the_first_argument_is_options():
     with pytest.raises(AssertionError, match=r"a poptorch\.Options, not a list"):
         poptorch.DataLoader([1, 2], poptorch.Options())
+
+
+class NoLength:
+    def __getitem__(self, index):
+        return torch.zeros(1)
+
+
+ODD = [
+    ({"dataset": 3}, "dataset gives samples by index.*but 3 does and is not"),
+    ({"dataset": NoLength()}, "NoLength has no length"),
+    ({"batch_size": "x"}, "batch_size is 'x', but a micro-batch has a number of rows, at least 1"),
+    ({"batch_size": 2.0}, "batch_size is 2.0"),
+    ({"batch_size": 0}, "batch_size is 0"),
+    ({"batch_size": True}, "batch_size is True"),
+    ({"batch_size": 2**62}, "a call takes 9223372036854775808 rows"),
+    ({"shuffle": "yes"}, "shuffle is True or False, not 'yes'"),
+    ({"num_workers": None}, "num_workers is None, but it is a number of processes, at least 0"),
+    ({"num_workers": -1}, "num_workers is -1"),
+    ({"num_workers": 1.5}, "num_workers is 1.5"),
+    ({"drop_last": None}, "drop_last is True or False, not None"),
+    ({"persistent_workers": torch.ones(2)}, "persistent_workers is True or False"),
+    ({"auto_distributed_partitioning": {}}, "auto_distributed_partitioning is True or False"),
+    ({"mode": "Async"}, "mode is one of DataLoaderMode.Sync, DataLoaderMode.Async, .*not 'Async'"),
+    ({"async_options": 3}, "async_options is a dictionary of arguments, not 3"),
+    ({"async_options": {"buffersize": 3}}, "async_options has no argument 'buffersize'; did you mean 'buffer_size'"),
+    ({"mode": REBATCHED, "rebatched_worker_size": "x"}, "rebatched_worker_size is 'x'"),
+    ({"mode": REBATCHED, "rebatched_worker_size": 1.5}, "rebatched_worker_size is 1.5"),
+    ({"batch_size": 1, "batch_sampler": 3}, "batch_sampler gives the indices.*which 3 does not"),
+    ({"sampler": 3}, "sampler gives the indices"),
+    ({"collate_fn": 3}, "collate_fn is a function, or None, not 3"),
+    ({"worker_init_fn": 3}, "worker_init_fn is a function"),
+    ({"generator": 3}, "generator is a torch.Generator, not 3"),
+    ({"timeout": None}, "timeout is a number, not None"),
+    ({"timeout": -1}, "timeout is a number of seconds"),
+    ({"timeout": float("nan")}, "timeout is a number, not nan"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "text"), ODD)
+def test_odd_arguments_are_named_and_leave_the_options_alone(arguments, text):
+    options = options_of(d=2)
+    with pytest.raises(AssertionError, match=text) as caught:
+        poptorch.DataLoader(options, **{"dataset": Inc(20), "batch_size": 2, **arguments})
+    assert isinstance(caught.value, poptorch.Error)
+    options.deviceIterations(3)
+
+
+def test_numbers_of_numpy_are_numbers():
+    numpy = pytest.importorskip("numpy")
+    size, yes = numpy.int64(2), numpy.bool_(True)
+    loader = loader_of(Inc(21), batch_size=size, num_workers=numpy.int32(0), drop_last=yes, shuffle=numpy.bool_(False))
+    assert shapes(loader) == [(2, 2, 3)] * 10
+
+
+def test_groups_of_replicas_that_no_longer_divide_them_are_refused():
+    options = options_of(r=4).inputReplicaGrouping(4, poptorch.CommGroupType.Consecutive).replicationFactor(2)
+    with pytest.raises(poptorch.Error, match="groups of 4, which do not divide 2 replicas"):
+        loader_of(Inc(20), options)
 
 
 def test_arguments_by_keyword():

@@ -54,3 +54,9 @@ def test_every_process_draws_its_own_next_permutation():
 def test_too_few_samples_for_all_processes():
     with pytest.raises(AssertionError, match="10 samples, but 3 processes need one combined batch of 4 each"):
         Share(10, 3, 0, 4, True)
+
+
+@pytest.mark.parametrize("process", [-1, 2, 5])
+def test_a_process_that_does_not_exist_has_no_share(process):
+    with pytest.raises(AssertionError, match=f"no process {process} of 2"):
+        Share(100, 2, process, 1, drop_last=True)

@@ -10,7 +10,7 @@ import torch
 import poptorch
 import poptorch.poptorch_core
 from poptorch.ipu import system
-from poptorch.model import wrapping
+from poptorch.model import executor
 
 
 def test_emulated_ipus_count_as_hardware():
@@ -54,7 +54,7 @@ def test_bad_variables_are_named_with_their_value(variable, value, monkeypatch):
 
 
 def test_the_log_says_once_in_a_process_that_ipus_are_emulated(caplog, monkeypatch):
-    monkeypatch.setattr(wrapping, "announce", system._Banner())
+    monkeypatch.setattr(executor, "announce", system._Banner())
     options = poptorch.Options().engine("eager")
     for level in ("WARNING", "INFO", "INFO"):
         with caplog.at_level(level, logger="poptorch::python"):

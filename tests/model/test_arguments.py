@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -181,6 +183,33 @@ def test_nested_arguments_of_every_container():
     model = wrap(Sum())
     assert model(*arguments(0)).item() == 28
     assert model(*arguments(1)).item() == 35
+
+
+@dataclass
+class Sample:
+    image: torch.Tensor
+    weights: dict[str, torch.Tensor]
+    kind: str = "plain"
+
+
+class Weigh(nn.Module):
+    def forward(self, sample):
+        return sample.image * sample.weights["left"] + len(sample.kind)
+
+
+def test_argument_may_be_a_dataclass():
+    model = wrap(Weigh())
+    assert model(Sample(one(2), {"left": one(3)})).item() == 11
+    assert model(Sample(one(4), {"left": one(5)})).item() == 25
+    with pytest.raises(poptorch.Error, match=r"Shape mismatch for sample.image"):
+        model(Sample(torch.ones(3), {"left": one(5)}))
+    with pytest.raises(poptorch.Error, match=r"Value mismatch for sample.kind: expected 'plain' but got 'other'"):
+        model(Sample(one(2), {"left": one(3)}, "other"))
+
+
+def test_argument_of_an_unknown_type_with_tensors_is_refused():
+    with pytest.raises(poptorch.Error, match=r"holds tensors(.|\n)*registerCustomArgParser\(SimpleNamespace, ...\)"):
+        wrap(Weigh())(SimpleNamespace(image=one(2), weights={"left": one(3)}, kind=""))
 
 
 def test_dictionary_may_come_in_another_order():

@@ -558,7 +558,7 @@ def test_replaced_weights_are_used_by_the_next_training_call():
     training(x, target)
     with torch.no_grad():
         model.fc.weight.zero_()
-        model.fc.bias = nn.Parameter(torch.ones(2))
+        model.fc.bias.data = torch.ones(2)
         model.fc.weight.data = torch.full((2, 3), 2.0)
     training.copyWeightsToDevice()
     torch.testing.assert_close(training(x, target)[0], x.sum(1, keepdim=True).expand(-1, 2) * 2 + 1)

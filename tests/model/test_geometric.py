@@ -97,5 +97,5 @@ def test_graph_with_several_kinds_of_nodes():
 def test_without_the_package_nothing_happens(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_geometric", None)
     poptorch.registerGeometricCustomArgParsers()
-    with pytest.raises(AttributeError):
-        wrap(lambda graph: graph.missing)(Graph(x=torch.ones(2)))
+    with pytest.raises(poptorch.Error, match=r"registerCustomArgParser\(Graph, ...\)"):
+        wrap(lambda graph: graph.x)(Graph(x=torch.ones(2)))

@@ -190,3 +190,35 @@ def test_grouping_comes_before_compilation():
         model.weight.replicaGrouping(CommGroupType.All, 0)
     with pytest.raises(AssertionError):
         poptorch.inferenceModel(module, options(2)).weight.replicaGrouping("All", 0)
+
+
+def trained_weight(tell) -> torch.Tensor:
+    torch.manual_seed(0)
+    module = Sharded(torch.randn(2, 3, 4))
+    model = poptorch.trainingModel(module, options(2), torch.optim.SGD(module.parameters(), lr=0.1))
+    tell(model)
+    model(torch.randn(4, 3))
+    return module.weight.detach()
+
+
+def test_groups_may_be_put_into_the_dictionary_as_plain_tuples():
+    def by_method(model):
+        group(model, CommGroupType.NoGrouping, 1)
+
+    def by_tuple(model):
+        model.per_replica_params["weight"] = (CommGroupType.NoGrouping, 1, VariableRetrievalMode.OnePerGroup)
+
+    assert torch.equal(trained_weight(by_method), trained_weight(by_tuple))
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "text"),
+    [
+        ("wieght", (CommGroupType.NoGrouping, 1, VariableRetrievalMode.OnePerGroup), "did you mean 'weight'?"),
+        ("weight", CommGroupType.NoGrouping, r"set \(CommGroupType, shards, VariableRetrievalMode\)"),
+        ("weight", ("all", 1, VariableRetrievalMode.OnePerGroup), "comm_group_type"),
+    ],
+)
+def test_wrong_entries_of_the_dictionary_are_refused(name, told, text):
+    with pytest.raises(poptorch.Error, match=text):
+        trained_weight(lambda model: model.per_replica_params.update({name: told}))

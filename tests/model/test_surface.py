@@ -102,6 +102,24 @@ def test_executor_can_be_subclassed():
     assert counting.calls == 1
 
 
+def test_executor_is_constructed_by_the_keywords_that_programs_use():
+    model = Regression()
+    outer = nn.Sequential(model)
+    training = poptorch.PoplarExecutor(
+        model=model,
+        options=options(),
+        training=True,
+        poptorch_version="3.3",
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        user_model=outer,
+    )
+    before = model.fc.weight.clone()
+    training(torch.randn(2, 3), torch.randn(2, 2))
+    assert not torch.equal(before, model.fc.weight)
+    assert training.model is outer
+    assert training.options.output_mode is poptorch.OutputMode.Final
+
+
 @pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
 def test_attributes_and_methods_reach_the_users_model(wrap):
     class Mine(Regression):

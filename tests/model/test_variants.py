@@ -108,3 +108,18 @@ def test_failed_second_compilation_keeps_the_first_program():
         model(torch.randn(4, 5), y)
     model(x, y)
     assert model.isAttachedToDevice()
+
+
+def test_programs_of_one_model_draw_from_one_stream():
+    """Another shape goes on where the last call stopped, as a model of one program would."""
+
+    class Noise(torch.nn.Module):
+        def forward(self, x):
+            return x + torch.rand(2)
+
+    options = poptorch.Options().engine("eager").randomSeed(5)
+    fixed = poptorch.inferenceModel(Noise(), options.clone())
+    changing = poptorch.inferenceModel(Noise(), options.allowShapeChanges())
+    expected = [fixed(torch.zeros(1, 2))[0] for _ in range(4)]
+    drawn = [changing(torch.zeros(rows, 2))[0] for rows in (1, 3, 1, 3)]
+    torch.testing.assert_close(drawn, expected, rtol=0, atol=0)

@@ -248,7 +248,7 @@ def test_types_of_the_state(kind, accum, first, second):
     training(torch.randn(2, 3))
     state = optimizer.state[model.w]
     assert (state["exp_avg"].dtype, state["exp_avg_sq"].dtype, state["step"].dtype) == (first, second, torch.float32)
-    accumulators = [tensor.dtype for tensor in training._session._accumulators]
+    accumulators = [tensor.dtype for tensor in training._session._bound.accumulators]
     assert accum in accumulators
     assert not torch.equal(model.w, before)
 

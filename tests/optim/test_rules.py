@@ -182,3 +182,44 @@ def test_another_optimiser_object_goes_on_with_the_state():
     training(*batch(1))
     step(reference, reference_optimizer, 1)
     assert_equal_state(model, other, reference, reference_optimizer)
+
+
+HALF = [
+    torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
+    torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.ASGD, torch.optim.Rprop, torch.optim.Adafactor,
+    poptorch.optim.Adam, poptorch.optim.AdamW, poptorch.optim.RMSprop, poptorch.optim.LAMB,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HALF, ids=lambda kind: f"{kind.__module__.partition('.')[0]}-{kind.__name__}")
+def test_half_parameters_without_a_gradient_stay_finite(kind):
+    """`eps` is 1e-8, which is zero in float16; zero by zero would end the training."""
+    torch.manual_seed(0)
+    model = Regression().half()
+    before = copy.deepcopy(model.state_dict())
+    training = train(model, kind(model.parameters(), lr=1.0 if kind is torch.optim.Adadelta else 0.01))
+    x, target = (tensor.half() for tensor in batch(0))
+    x[:, 0] = 0  # so there is a gradient of zero for a part of the weights
+    for _ in range(3):
+        training(x, target)
+    after = model.state_dict()
+    assert all(torch.isfinite(value).all() for value in after.values())
+    assert not torch.equal(after["fc.weight"][:, 1:], before["fc.weight"][:, 1:])
+    torch.testing.assert_close(after["fc.weight"][:, 0], before["fc.weight"][:, 0], rtol=2e-3, atol=0)
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam])
+def test_half_parameters_are_updated_as_in_float32_and_rounded_once(kind, engine):
+    """Both engines do; PyTorch rounds after every operation, and loses what is small."""
+    torch.manual_seed(0)
+    model = Regression().half()
+    wide = copy.deepcopy(model).float()
+    optimizer, wide_optimizer = kind(model.parameters(), lr=0.01), kind(wide.parameters(), lr=0.01)
+    training = poptorch.trainingModel(model, poptorch.Options().engine(engine), optimizer)
+    x, target = (tensor.half() for tensor in batch(0))
+    training(x, target)
+    wide(x.float(), target.float())[1].backward()
+    wide_optimizer.step()
+    torch.testing.assert_close(model.fc.weight.float(), wide.fc.weight, rtol=1e-3, atol=1e-5)
+    assert optimizer.state[model.fc.weight]["exp_avg_sq"].dtype == torch.float16

@@ -47,10 +47,30 @@ def test_assignment_checks_the_type(value):
         poptorch.Options().device_iterations = value
 
 
-def test_assignment_has_no_range_check():
+def test_assignment_has_the_limits_of_the_setter():
     options = poptorch.Options()
-    options.device_iterations = -3
-    assert options.device_iterations == -3
+    with pytest.raises(AssertionError, match="device_iterations is 0, but must be at least 1"):
+        options.device_iterations = 0
+    with pytest.raises(AssertionError, match="num_distributed_processes is 0"):
+        options.Distributed.set(num_distributed_processes=0)
+    assert options.device_iterations == options.Distributed.numProcesses == 1
+
+
+@pytest.mark.parametrize("key", [{}, [], None, 3])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda o, key: o(key),
+        lambda o, key: o.exists(key),
+        lambda o, key: o.deleteIfExists(key),
+        lambda o, key: o._Popart.set(key, 3),
+        lambda o, key: poptorch.PipelinedExecution("a").stage(key),
+    ],
+)
+def test_names_are_strings(use, key):
+    with pytest.raises(AssertionError, match="takes a str, not") as caught:
+        use(poptorch.Options(), key)
+    assert isinstance(caught.value, poptorch.Error)
 
 
 def test_setting_several_values_is_all_or_nothing():

@@ -92,6 +92,27 @@ def test_some_setters_store_settings_of_the_graph_compiler(change, expected):
 
 REFUSED = [
     (lambda o: o.deviceIterations(2.0), AssertionError),
+    (lambda o: o.deviceIterations(0), AssertionError),
+    (lambda o: o.deviceIterations(-2), AssertionError),
+    (lambda o: o.deviceIterations(False), AssertionError),
+    (lambda o: o.replicationFactor(0), AssertionError),
+    (lambda o: o.Training.gradientAccumulation(0), AssertionError),
+    (lambda o: o.anchorTensor("x", "y", OutputMode.EveryN, 0), AssertionError),
+    (lambda o: o.maxRepeatLogs(-1), AssertionError),
+    (lambda o: o.useIpuId(-1), AssertionError),
+    (lambda o: o.setAvailableMemoryProportion({"IPU-1": 0.2}), AssertionError),
+    (lambda o: o.Distributed.configureProcessId(0, 0), AssertionError),
+    (lambda o: o.Distributed.configureProcessId(-1, 2), AssertionError),
+    (lambda o: o.Distributed.configureProcessId(2, 2), AssertionError),
+    (lambda o: poptorch.TensorLocationSettings().minElementsForOffChip(-1), AssertionError),
+    (lambda o: poptorch.TensorLocationSettings().minElementsForReplicatedTensorSharding(-1), AssertionError),
+    (lambda o: poptorch.Stage("a").ipu(-1), AssertionError),
+    (lambda o: poptorch.Phase("a").ipus(-1), AssertionError),
+    (lambda o: o.useIpuModel(torch.ones(2)), AssertionError),
+    (lambda o: o.enableSyntheticData(torch.ones(2)), AssertionError),
+    (lambda o: o.engine({}), AssertionError),
+    (lambda o: o.loadFromFile(3), AssertionError),
+    (lambda o: o.from_json({}), AssertionError),
     (lambda o: o.replicationFactor("2"), AssertionError),
     (lambda o: o.outputMode("All"), AssertionError),
     (lambda o: o.outputMode(OutputMode.EveryN), AssertionError),
@@ -238,6 +259,13 @@ def test_profiling_merges_into_the_engine_options():
     assert poptorch.Options().profile(True)._Popart.options["engineOptions"]["autoReport.directory"] == "."
 
 
+def test_profiling_does_not_add_to_what_is_no_dictionary():
+    options = poptorch.Options()
+    options._Popart.set("engineOptions", 5)
+    with pytest.raises(poptorch.Error, match="they are 5, not a dictionary"):
+        options.enableProfiling()
+
+
 def test_profiling_warns_if_the_environment_wins(monkeypatch, caplog):
     monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.all": "false"}')
     poptorch.Options().enableProfiling("reports")
@@ -284,6 +312,14 @@ def test_other_variables_can_tell_the_place_too(monkeypatch):
     monkeypatch.setenv("SIZE", "two")
     with pytest.raises(ValueError, match="SIZE is 'two'"):
         distributed.setEnvVarNames("SIZE", "RANK_OF_MINE")
+
+
+@pytest.mark.parametrize(("size", "rank"), [("2", "2"), ("0", "0"), ("2", "-1"), ("1", "1")])
+def test_a_place_that_does_not_exist_is_refused_with_the_variables(size, rank, monkeypatch):
+    monkeypatch.setenv("SIZE", size)
+    monkeypatch.setenv("RANK_OF_MINE", rank)
+    with pytest.raises(ValueError, match=f"RANK_OF_MINE is {rank} and SIZE is {size}"):
+        poptorch.Options().Distributed.setEnvVarNames("SIZE", "RANK_OF_MINE")
 
 
 def test_any_pair_of_process_and_count_round_trips():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -126,6 +127,44 @@ def test_other_mistakes_keep_their_type_and_earlier_lines_stay(line, error, text
 def test_a_missing_file_is_the_error_of_python():
     with pytest.raises(FileNotFoundError):
         poptorch.Options().loadFromFile("no such file")
+
+
+def test_a_file_that_loads_itself_is_refused(tmp_path):
+    path = write(tmp_path, f"deviceIterations(2)\nloadFromFile({str(tmp_path / 'tmp.conf')!r})\n")
+    options = poptorch.Options()
+    with pytest.raises(poptorch.ConfigFileError, match=r"tmp\.conf loads itself.*tmp\.conf → tmp\.conf"):
+        options.loadFromFile(path)
+    assert options.device_iterations == 2
+
+
+def test_files_that_load_each_other_are_refused_with_the_way(tmp_path):
+    names = [str(tmp_path / name) for name in ("a", "b", "c")]
+    for name, following in zip(names, [names[1], names[2], names[1]], strict=True):
+        Path(name).write_text(f"loadFromFile({following!r})\n")
+    with pytest.raises(poptorch.ConfigFileError, match=r"b loads itself.*: b → c → b"):
+        poptorch.Options().loadFromFile(names[0])
+
+
+def test_a_link_to_the_file_itself_is_found_out(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "tmp.conf")
+    with pytest.raises(poptorch.ConfigFileError, match="loads itself"):
+        poptorch.Options().loadFromFile(write(tmp_path, f"loadFromFile({str(tmp_path / 'link')!r})\n"))
+
+
+def test_a_file_may_load_another_one_more_than_once(tmp_path):
+    other = tmp_path / "other"
+    other.write_text("replicationFactor(3)\n")
+    path = write(tmp_path, f"loadFromFile({str(other)!r})\nreplicationFactor(2)\nloadFromFile({str(other)!r})\n")
+    assert poptorch.Options().loadFromFile(path).loadFromFile(path).replication_factor == 3
+
+
+def test_a_file_is_utf_8_with_or_without_a_mark(tmp_path):
+    path = tmp_path / "tmp.conf"
+    path.write_bytes("modelName('Größe')\n".encode("utf-8-sig"))
+    assert poptorch.Options().loadFromFile(path).model_name == "Größe"
+    path.write_bytes("modelName('Größe')\n".encode("latin-1"))
+    with pytest.raises(poptorch.ConfigFileError, match=r"tmp\.conf is not text in UTF-8"):
+        poptorch.Options().loadFromFile(path)
 
 
 def test_json_calls_setters_in_order():

@@ -128,14 +128,6 @@ def test_locations_hold_known_settings_only():
         validate(own.toDict())
 
 
-@pytest.mark.parametrize("count", [0, -2])
-@pytest.mark.parametrize("setter", ["deviceIterations", "replicationFactor"])
-def test_counts_below_one_are_refused_before_a_model_runs(setter, count):
-    own = getattr(options(), setter)(count)
-    with pytest.raises(poptorch.Error, match=f"{setter} is {count}"):
-        poptorch.inferenceModel(torch.nn.Linear(1, 1), own)(torch.ones(1, 1))
-
-
 def test_compiling_logs_every_value(caplog):
     own = options().engine("eager").enableSyntheticData(True).setExecutionStrategy(poptorch.ShardedExecution())
     own._Popart.set("dotChecks", ["FINAL"]).setEngineOptions({"debug.allowOutOfMemory": "true"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -86,14 +86,11 @@ class EagerReference:
         """The random stream and the buffers of a replica are in place."""
         host = torch.get_rng_state()
         torch.set_rng_state(self._random[replica])
-        if replica:
-            first = _swap_buffers(self.module, self._buffers[replica - 1])
         try:
-            yield
+            with _other_buffers(self.module, self._buffers[replica - 1]) if replica else nullcontext():
+                yield
         finally:
-            now = _swap_buffers(self.module, first if replica else {})
-            if replica:
-                self._buffers[replica - 1] = now
+            _detach_buffers(self.module)
             self._random[replica] = torch.get_rng_state()
             torch.set_rng_state(host)
 
@@ -158,15 +155,34 @@ def _copy_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
 
 
-def _swap_buffers(module: nn.Module, new: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Register other buffers, and give those that were registered, cut off from the history of their last values."""
-    old: dict[str, torch.Tensor] = {}
-    for name, buffer in list(module.named_buffers()):
-        prefix, _, attribute = name.rpartition(".")
-        owner = module.get_submodule(prefix)
-        old[name] = buffer.detach() if buffer.requires_grad else buffer
-        owner._buffers[attribute] = new.get(name, old[name])
-    return old
+def _detach_buffers(module: nn.Module) -> None:
+    """Cut buffers off from the history of their last values."""
+    for owner in module.modules():
+        for attribute, buffer in owner._buffers.items():
+            if buffer is not None and buffer.requires_grad:
+                owner._buffers[attribute] = buffer.detach()
+
+
+@contextmanager
+def _other_buffers(module: nn.Module, values: dict[str, torch.Tensor]) -> Iterator[None]:
+    """The registered buffers have these values, which follow them; afterwards they are what they were.
+
+    The objects stay the same, because a module may hold them in other places as well.
+    """
+    registered = dict(module.named_buffers())
+    before = _copy_buffers(module)
+    with torch.no_grad():
+        for name, buffer in registered.items():
+            buffer.copy_(values[name])
+    try:
+        yield
+    finally:
+        values.update(_copy_buffers(module))
+        for name, buffer in registered.items():
+            prefix, _, attribute = name.rpartition(".")
+            module.get_submodule(prefix)._buffers[attribute] = buffer
+            with torch.no_grad():
+                buffer.copy_(before[name])
 
 
 def assert_same(actual: Any, expected: Any, *, rtol: float = 1e-5, atol: float = 1e-6, where: str = "result") -> None:

@@ -128,6 +128,7 @@ def all_cases() -> list[Case]:
         zoo_autograd,
         zoo_layers,
         zoo_losses,
+        zoo_paths,
         zoo_python,
         zoo_random,
         zoo_state,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+import poptorch
 from poptorch.runtime.random import RandomStreams
 
 
 def draw(streams: RandomStreams, replicas: list[int]) -> list[float]:
-    with streams.active():
-        numbers = []
-        for replica in replicas:
-            streams.enter(replica)
-            numbers.append(torch.rand(1).item())
-        return numbers
+    return [torch.rand(1, generator=streams.generators[replica]).item() for replica in replicas]
 
 
 def test_streams_with_the_same_seed_are_equal():
@@ -42,3 +39,57 @@ def test_the_hosts_generator_is_left_alone():
 
 def test_negative_seed():
     draw(RandomStreams(-1, 1), [0])
+
+
+class Draws(torch.nn.Module):
+    """Numbers of every kind, with one in the middle that depends on data."""
+
+    def forward(self, x):
+        dropped = torch.nn.functional.dropout(x, 0.3) + torch.bernoulli(x * 0.5)
+        integers = torch.randint(0, 9, x.shape) + torch.randint_like(x, 2, 7) + torch.randperm(len(x))
+        return dropped + torch.randn_like(x) + torch.rand(x.shape) + integers + torch.empty_like(x).exponential_()
+
+
+def test_both_engines_draw_the_same_numbers():
+    results = []
+    for engine in ("eager", "inductor"):
+        options = poptorch.Options().engine(engine).randomSeed(3).replicationFactor(2)
+        model = poptorch.inferenceModel(Draws(), options)
+        results.append(torch.stack([model(torch.ones(8)) for _ in range(2)]))
+    torch.testing.assert_close(*results)
+    assert len(results[0].unique()) == results[0].numel()
+
+
+@pytest.mark.inductor
+def test_numbers_that_are_returned_stay_what_they_are(engine):
+    class Returned(torch.nn.Module):
+        def forward(self, x):
+            drawn = torch.rand_like(x)
+            return drawn, drawn.view(2, 2), x + drawn
+
+    model = poptorch.inferenceModel(Returned(), poptorch.Options().engine(engine))
+    kept = model(torch.zeros(4))
+    before = [result.clone() for result in kept]
+    other = model(torch.zeros(4))
+    assert all(map(torch.equal, kept, before))
+    assert not torch.equal(other[0], kept[0])
+    assert torch.equal(kept[0].view(2, 2), kept[1])
+
+
+@pytest.mark.inductor
+def test_draws_that_depend_on_data_leave_the_hosts_generator_alone(engine):
+    class Sampled(torch.nn.Module):
+        def forward(self, x):
+            chosen = torch.multinomial(x, 2) + torch.bernoulli(x / 10).sum()
+            return chosen + torch.poisson(x).sum() + torch.nn.functional.rrelu(-x, training=True).sum()
+
+    models = [
+        poptorch.inferenceModel(Sampled(), poptorch.Options().engine(engine).randomSeed(seed)) for seed in (3, 3, 4)
+    ]
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    first, again, other = [torch.stack([model(torch.arange(1.0, 6.0)) for _ in range(5)]) for model in models]
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.rand(3), expected)

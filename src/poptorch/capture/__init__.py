@@ -6,15 +6,17 @@ here but where a model is compiled: `poptorch.capture.record`. Worker processes 
 
 from poptorch.capture.call import Call, Captured
 from poptorch.capture.context import current_marks, is_capturing, leave_autocast, on_device, start_autocast
-from poptorch.capture.trained import LOSS_SCALING, SCALE_FACTOR, TrainedGroup
+from poptorch.capture.trained import LOSS_SCALING, SCALE_FACTOR, Holder, TrainedGroup, holders_of
 
 __all__ = [
     "LOSS_SCALING",
     "SCALE_FACTOR",
     "Call",
     "Captured",
+    "Holder",
     "TrainedGroup",
     "current_marks",
+    "holders_of",
     "is_capturing",
     "leave_autocast",
     "on_device",

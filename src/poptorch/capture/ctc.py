@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from poptorch.ir.ranges import adding_up_to, within
+
 aten = torch.ops.aten
 Two = tuple[torch.Tensor, torch.Tensor]
 
@@ -75,6 +77,18 @@ def _differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[t
 _forward.register_autograd(_differentiate, setup_context=_keep)
 
 
+def _checked_targets(targets: torch.Tensor, lengths: torch.Tensor, classes: int) -> Two:
+    """Lengths and labels that PyTorch's kernel, which does not look at what it reads, can safely be given."""
+    size = targets.shape[-1]
+    lengths = within(lengths, 0, size, "ctc_loss", "target length")
+    if targets.dim() == 1:  # labels of all sequences, one after the other
+        lengths = adding_up_to(size, lengths, "ctc_loss", "sum of target lengths")
+    elif size:
+        is_padding = torch.arange(size) >= lengths.unsqueeze(1)
+        targets = targets.masked_fill(is_padding, 0)  # which may be anything
+    return lengths, within(targets, 0, classes - 1, "ctc_loss", "label") if targets.numel() else targets
+
+
 def ctc_loss(
     log_probs: torch.Tensor,
     targets: torch.Tensor,
@@ -89,6 +103,8 @@ def ctc_loss(
         log_probs, targets = log_probs.unsqueeze(1), targets.unsqueeze(0)
     input_lengths = torch.as_tensor(input_lengths, dtype=torch.int64).reshape(-1)
     target_lengths = torch.as_tensor(target_lengths, dtype=torch.int64).reshape(-1)
+    input_lengths = within(input_lengths, 0, log_probs.shape[0], "ctc_loss", "input length")
+    target_lengths, targets = _checked_targets(targets, target_lengths, log_probs.shape[-1])
     losses, _ = _forward(log_probs.float(), targets, input_lengths, target_lengths, blank, zero_infinity)
     if zero_infinity:
         losses = torch.where(losses == float("inf"), torch.zeros_like(losses), losses)

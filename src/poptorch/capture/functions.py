@@ -1,7 +1,7 @@
 """Torch functions that a trace replaces by others of the same meaning.
 
 Some functions look at values in C++, where the tracer cannot see it. Each has an equivalent here that stays in the
-graph, or ends in an error with the user's line.
+graph, or ends in an error with the user's line. Others add up more numbers than float16 can hold the sum of.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
 
 from poptorch.capture.ctc import ctc_loss
+from poptorch.capture.mixed_types import spellings
 from poptorch.capture.proxies import node_of
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, explain
+from poptorch.ir.ranges import within
 
 Function = Callable[..., Any]
+_NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
 def replacement(func: Function, args: tuple[Any, ...]) -> Function | None:
@@ -83,13 +87,35 @@ def _for_any_type(norm: Function) -> Function:
         if types <= {input.dtype} or types == {torch.float32}:
             return norm(input, *parameters, *rest, **named)
         wide = [None if tensor is None else tensor.float() for tensor in parameters]
-        result = norm(input.float(), *wide, *rest, **named)
+        result = norm(input, *wide, *rest, **named)  # PyTorch takes float32 parameters for activations of any type
         for statistic, new in zip(parameters[:2], wide[:2], strict=True):
             if statistic is not None and new is not None and statistic is not new:
                 statistic.copy_(new)
         return result.to(input.dtype)
 
     return mixed
+
+
+def _in_float32(function: Function) -> Function:
+    """A function that adds up many numbers, with 16-bit operands as float32 and its result rounded back.
+
+    float16 ends at 65504, which sums over rows and classes exceed on the way to a mean or a logarithm.
+    """
+
+    def wide(*args: Any, **kwargs: Any) -> Any:
+        values = pytree.tree_leaves((args, kwargs))
+        types = {value.dtype for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()}
+        has_type = any(isinstance(value, torch.dtype) for value in values)  # of the result, which is asked for
+        if has_type or len(types) != 1 or not types <= _NARROW:
+            return function(*args, **kwargs)
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _widen, (args, kwargs))
+        return function(*args, **kwargs).to(types.pop())
+
+    return wide
+
+
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in _NARROW else tensor
 
 
 def _get_data(tensor: torch.Tensor) -> torch.Tensor:
@@ -124,9 +150,36 @@ _PACKING = (
     "packing sequences makes shapes depend on the lengths in each batch, and a compiled program has fixed shapes."
 )
 
+
+def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """`F.one_hot` that checks what it is given, as PyTorch's own does outside of a trace."""
+    if tensor.dtype is not torch.int64 or not tensor.numel() or num_classes == 0 or num_classes < -1:
+        return F.one_hot(tensor, num_classes)
+    size = int(tensor.max()) + 1 if num_classes == -1 else num_classes
+    classes = within(tensor, 0, max(size, 1) - 1, "one_hot", "class")
+    return (classes.unsqueeze(-1) == torch.arange(max(size, 1))).to(torch.int64)
+
+
+def _linear_cross_entropy(*args: Any, options: Any = None, **named: Any) -> torch.Tensor:
+    """Without chunks, whose backward pass changes in place what the forward pass has kept."""
+    return F.linear_cross_entropy(*args, **named)
+
+
+# fmt: off
+_SUMMING = spellings((
+    "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "nll_loss",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss", "gaussian_nll_loss",
+    "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss", "multi_margin_loss", "multilabel_margin_loss",
+    "multilabel_soft_margin_loss", "cosine_embedding_loss", "triplet_margin_loss", "log_softmax", "logsumexp",
+)) | {torch.special.log_softmax, torch.special.logsumexp}
+# fmt: on
+
 _REPLACEMENTS: dict[Function, Function] = {
-    F.ctc_loss: ctc_loss,
-    torch.ctc_loss: ctc_loss,
+    **{function: _in_float32(function) for function in _SUMMING},
+    F.linear_cross_entropy: _in_float32(_linear_cross_entropy),
+    F.ctc_loss: _in_float32(ctc_loss),
+    torch.ctc_loss: _in_float32(ctc_loss),
+    F.one_hot: _one_hot,
     F.batch_norm: _batch_norm,
     F.instance_norm: _for_any_type(F.instance_norm),
     torch.Tensor.data.__get__: _get_data,  # pyright: ignore

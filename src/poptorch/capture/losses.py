@@ -17,33 +17,28 @@ from torch.overrides import TorchFunctionMode
 
 from poptorch._logging import logger
 from poptorch.capture.autocast import Autocast
+from poptorch.capture.device import on_program_device
 from poptorch.capture.functions import replacement
 from poptorch.capture.mixed_types import unify
 from poptorch.capture.proxies import node_of
+from poptorch.capture.residents import Residents
 from poptorch.capture.source import current_user_line
 from poptorch.enums import HalfFloatCastingBehavior
 from poptorch.errors import LossError, explain
 from poptorch.ir import SourceLine
 from poptorch.ir.ops import ancestors
 
+# fmt: off
+_NAMES = (
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss", "cross_entropy", "ctc_loss",
+    "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss", "linear_cross_entropy",
+    "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss",
+    "nll_loss", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss", "triplet_margin_loss",
+    "triplet_margin_with_distance_loss",
+)  # beside these there is one loss that is only a module, see adaptive.py
+# fmt: on
 BUILT_IN: frozenset[Callable[..., Any]] = frozenset(
-    {
-        F.l1_loss,
-        F.mse_loss,
-        F.smooth_l1_loss,
-        F.cross_entropy,
-        F.nll_loss,
-        F.binary_cross_entropy,
-        F.binary_cross_entropy_with_logits,
-        F.kl_div,
-        F.poisson_nll_loss,
-        F.hinge_embedding_loss,
-        F.margin_ranking_loss,
-        F.soft_margin_loss,
-        F.cosine_embedding_loss,
-        F.triplet_margin_loss,
-        F.ctc_loss,
-    }
+    getattr(owner, name) for owner in (F, torch) for name in _NAMES if hasattr(owner, name)
 )
 
 
@@ -56,15 +51,20 @@ class Mark:
     origin: fx.Node
     line: SourceLine | None
     name: str
+    final: bool = False  # whether the user said that no other loss counts
 
 
 class LossMarks(TorchFunctionMode):
     """Sees every torch function that `forward` calls: marks losses, replaces what cannot be traced, casts operands."""
 
     def __init__(
-        self, casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default, autocast: Autocast | None = None
+        self,
+        casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default,
+        autocast: Autocast | None = None,
+        residents: Residents | None = None,
     ) -> None:
         super().__init__()
+        self._residents = residents or Residents()
         self._casting = casting
         self._autocast = autocast or Autocast(None, ())
         self.marks: list[Mark] = []
@@ -72,29 +72,34 @@ class LossMarks(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        args, kwargs = self._autocast.cast(func, args, kwargs or {})
+        args, named = on_program_device(func, args, kwargs or {})
+        args, named = self._residents.replace(args), self._residents.replace(named)
+        args, kwargs = self._autocast.cast(func, args, named)
         args, kwargs = unify(func, args, kwargs, self._casting)
-        called = replacement(func, args) or func
+        called = replacement(func, (*args, *kwargs.values())) or func
         if func not in BUILT_IN:
             return called(*args, **kwargs)
         with torch._C.DisableTorchFunction():  # a loss that is made of other losses counts once
             result = called(*args, **kwargs)
         return self.mark(result, func.__name__)
 
-    def mark(self, loss: torch.Tensor, name: str, source: torch.Tensor | None = None) -> torch.Tensor:
+    def mark(
+        self, loss: torch.Tensor, name: str, source: torch.Tensor | None = None, *, final: bool = False
+    ) -> torch.Tensor:
         """Remember `loss`, and return a copy: what the user does to it afterwards must not change the marked value."""
         origin = node_of(loss)
         if origin is None:
             return loss
         copied = loss.clone()
         aliases = {origin, node_of(copied), node_of(source) if source is not None else None} - {None}
-        self.marks.append(Mark(loss, frozenset(aliases), origin, current_user_line(), name))  # pyright: ignore[reportArgumentType]
+        self.marks.append(Mark(loss, frozenset(aliases), origin, current_user_line(), name, final))  # pyright: ignore
         return copied
 
 
 def choose_loss(marks: Sequence[Mark], results: Sequence[fx.Node]) -> torch.Tensor:
     """The one loss that reaches a result of the step and flows into no other loss."""
     live = ancestors(results)
+    marks = [mark for mark in marks if mark.final] or marks
     reaching = [mark for mark in marks if mark.nodes & live]
     final = [mark for mark in reaching if not any(_flows_into(mark, other) for other in reaching if other is not mark)]
     if not final:
@@ -103,12 +108,13 @@ def choose_loss(marks: Sequence[Mark], results: Sequence[fx.Node]) -> torch.Tens
         raise LossError(_many_losses(final))
     (mark,) = final
     if not mark.value.requires_grad:
-        raise LossError(
+        logger.warning(
+            "%s",
             explain(
-                f"the loss {mark.name} does not depend on any parameter that requires a gradient.",
+                f"the loss {mark.name} does not depend on any parameter that requires a gradient: nothing is trained.",
                 where=str(mark.line),
                 fix="check for detach() or torch.no_grad() on the way, and that the parameters require gradients",
-            )
+            ),
         )
     if not mark.nodes & set(results):
         logger.warning(

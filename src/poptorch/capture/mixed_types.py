@@ -68,6 +68,7 @@ _LAYERS: frozenset[Function] = frozenset(
         F.rms_norm,
         F.prelu,
         F.multi_head_attention_forward,
+        F.linear_cross_entropy,
     }
 )
 
@@ -85,5 +86,7 @@ _OPERATIONS = _PRODUCTS | spellings((
     F.l1_loss, F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
     F.binary_cross_entropy_with_logits, F.cross_entropy, F.nll_loss, F.kl_div, F.poisson_nll_loss,
     F.margin_ranking_loss, F.cosine_embedding_loss, F.triplet_margin_loss, F.scaled_dot_product_attention,
+    F.gaussian_nll_loss, F.hinge_embedding_loss, F.multilabel_soft_margin_loss, F.soft_margin_loss,
+    F.triplet_margin_with_distance_loss,
 }
 # fmt: on

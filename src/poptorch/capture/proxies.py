@@ -6,8 +6,22 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+)
 from torch._functorch._aot_autograd.functional_utils import from_fun
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+
+def is_outside(value: object) -> bool:
+    """Whether a value is a tensor that no trace has made."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, (FunctionalTensor, FakeTensor)):
+        return False
+    is_wrapped = is_functorch_wrapped_tensor(value) or is_legacy_batchedtensor(value)
+    return not (torch._is_functional_tensor(value) or is_wrapped)
 
 
 def node_of(tensor: torch.Tensor) -> fx.Node | None:

@@ -22,6 +22,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer, _ProxyTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from poptorch.ir import GraphBuilder, InputSpec, Role
 from poptorch.ir.ops import ancestors, depends_on_inputs
 
 aten = torch.ops.aten
@@ -49,6 +50,16 @@ class Recorder(ProxyTorchDispatchMode):
             results = function(*inputs)
         self.graph.output([self._argument(result) for result in results])
 
+    def add_constants(self, builder: GraphBuilder, first: int = 0) -> dict[str, torch.Tensor]:
+        """Make the constants inputs of a graph that ops are copied to; gives their values. They count from `first`."""
+        values: dict[str, torch.Tensor] = {}
+        for index, (node, tensor) in enumerate(self.constants.items(), start=first):
+            if node.users:
+                spec = InputSpec.of(f"constant:{index}", Role.CONSTANT, tensor)
+                values[spec.name] = tensor
+                builder.input(spec, node)
+        return values
+
     def __torch_dispatch__(
         self, func: Op, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -59,12 +70,15 @@ class Recorder(ProxyTorchDispatchMode):
             return func(*args, **kwargs)
         if func is aten.lift_fresh.default:
             func = aten.lift_fresh_copy.default  # what follows must not change the constant
+        if func is aten._efficientzerotensor.default:
+            func = aten.zeros.default  # of the derivatives of what is constant; native code needs its memory
         if torch.Tag.data_dependent_output in func.tags:
             return self._read(func, args, kwargs, self._argument(args), self._argument(kwargs))
         return self.compute(func, args, kwargs)
 
     def compute(self, func: Op | HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op and record it."""
+        args, kwargs = generator_by_name(func, args, kwargs)
         node_args, node_kwargs = self._argument(args), self._argument(kwargs)  # before anything is changed
         result = func(*args, **kwargs)
         self._describe(self.graph.create_node("call_function", func, node_args, node_kwargs, _name(func)), result)
@@ -128,6 +142,17 @@ class Recorder(ProxyTorchDispatchMode):
                 if node in needed and node not in values:
                     values[node] = node.target(*_known(node.args, values), **_known(node.kwargs, values))
             return func(*_known(node_args, values), **_known(node_kwargs, values))
+
+
+def generator_by_name(
+    func: Op | HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an op, in which a generator is always given by name."""
+    if not args or not isinstance(args[-1], (torch.Generator, type(None))) or not isinstance(func, Op):
+        return args, kwargs
+    if func._schema.arguments[len(args) - 1].name != "generator":
+        return args, kwargs
+    return args[:-1], {**kwargs, "generator": args[-1]}
 
 
 def _record_calls_of(operator: HigherOrderOperator) -> None:

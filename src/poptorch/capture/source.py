@@ -49,4 +49,4 @@ def raised_by_user(traceback: TracebackType | None) -> bool:
 
 def _line(frame: FrameType, number: int) -> SourceLine:
     function = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # qualified names came with Python 3.11
-    return SourceLine(frame.f_code.co_filename, number, function)
+    return SourceLine.read(frame.f_code.co_filename, number, function)

@@ -1,25 +1,31 @@
 """Put traced tensors into a module in place of its parameters and buffers, and take them out again.
 
-While the context is open the module computes with the stand-ins. When it closes, every attribute of every submodule is
-what it was before, whatever `forward` stored on `self`.
+Afterwards every attribute of every submodule is what it was before, whatever `forward` stored on `self`.
 """
 
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from poptorch.capture.adaptive import adaptive_loss, has_adaptive_loss
 from poptorch.capture.functions import CumulativeMomentum
 from poptorch.errors import CompileError, explain
+from poptorch.interrupts import run_and_undo
 
-_CONTAINERS = (list, dict, set, OrderedDict, defaultdict)
+T = TypeVar("T")
+_CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
+_LIBRARIES = frozenset(
+    {"builtins", "types", "functools", "weakref", "threading", "logging", "torch", "numpy", "poptorch"}
+)
+_MOST_CONTAINERS, _MOST_ITEMS = 10_000, 100_000
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -51,18 +57,16 @@ def places(module: nn.Module) -> Iterator[tuple[Place, torch.Tensor]]:
                     yield Place(owner, attribute, f"{prefix}.{attribute}" if prefix else attribute), tensor
 
 
-@contextmanager
-def stand_ins(module: nn.Module, replacements: Mapping[int, torch.Tensor]) -> Iterator[None]:
-    """Replace each parameter and buffer `t` by `replacements[id(t)]` while the context is open."""
+def run_with_stand_ins(module: nn.Module, replacements: Mapping[int, torch.Tensor], body: Callable[[], T]) -> T:
+    """Run a function while each parameter and buffer `t` of a module is replaced by `replacements[id(t)]`."""
     submodules = list(module.modules())
     attributes = [(owner, dict(owner.__dict__)) for owner in submodules]
-    containers = [
-        (box, copy.copy(box)) for _, saved in attributes for box in saved.values() if type(box) in _CONTAINERS
-    ]
+    containers = [(box, copy.copy(box)) for box in _reachable(submodules)]
     tables = [(getattr(owner, table), dict(getattr(owner, table).items())) for owner in submodules for table in _TABLES]
     scripted = {owner for owner in submodules if isinstance(owner, torch.jit.ScriptModule)}
     originals = list(places(module))
-    try:
+
+    def run() -> T:
         for place, tensor in originals:
             _put(place, replacements[id(tensor)], place.owner in scripted)
         for owner in submodules:  # recurrent layers keep a second list of their weights
@@ -70,8 +74,11 @@ def stand_ins(module: nn.Module, replacements: Mapping[int, torch.Tensor]) -> It
                 owner.__dict__["_flat_weights"] = [getattr(owner, name, None) for name in owner._flat_weights_names]
             if isinstance(owner, nn.modules.batchnorm._BatchNorm) and owner.momentum is None:
                 owner.__dict__["momentum"] = CumulativeMomentum.of(owner)
-        yield
-    finally:
+            if has_adaptive_loss(owner) and "forward" not in owner.__dict__:
+                owner.__dict__["forward"] = partial(adaptive_loss, owner)
+        return body()
+
+    def undo() -> None:
         for place, tensor in originals:
             if place.owner in scripted:
                 _put(place, tensor, scripted=True)
@@ -85,11 +92,37 @@ def stand_ins(module: nn.Module, replacements: Mapping[int, torch.Tensor]) -> It
         for box, saved in containers:
             _restore(box, saved)
 
+    return run_and_undo(run, undo)
+
+
+def _reachable(submodules: Sequence[nn.Module]) -> list[Any]:
+    """The containers that modules hold, and the attributes of their plain objects, as deep as they lie."""
+    found: dict[int, Any] = {}
+    waiting = [value for owner in submodules for name, value in owner.__dict__.items() if name not in _TABLES]
+    while waiting and len(found) < _MOST_CONTAINERS:
+        value = waiting.pop()
+        box = value if type(value) in _CONTAINERS else _attributes(value)
+        if box is not None and id(box) not in found and len(box) < _MOST_ITEMS:
+            found[id(box)] = box
+            waiting += box.values() if isinstance(box, dict) else box
+        elif type(value) is tuple and len(value) < _MOST_ITEMS:
+            waiting += value
+    return list(found.values())
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object of a class that users write; modules are known already."""
+    kind = type(value)
+    if isinstance(value, (nn.Module, torch.Tensor, type)) or kind.__module__.partition(".")[0] in _LIBRARIES:
+        return None
+    found = getattr(value, "__dict__", None)
+    return found if type(found) is dict else None
+
 
 def _restore(box: Any, saved: Any) -> None:
     """Give a list, dictionary or set the contents that it had."""
     box.clear()
-    if isinstance(box, list):
+    if isinstance(box, (list, deque)):
         box.extend(saved)
     else:
         box.update(saved)

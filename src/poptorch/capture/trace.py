@@ -20,32 +20,47 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx import traceback as fx_traceback
 from torch.utils._python_dispatch import _disable_current_modes
 
-from poptorch._logging import logger, warn_once
+from poptorch._logging import logger, warn_once, without_remarks
 from poptorch.capture.autocast import Autocast
 from poptorch.capture.call import Call
 from poptorch.capture.context import capturing
 from poptorch.capture.losses import LossMarks, choose_loss
 from poptorch.capture.proxies import node_of
 from poptorch.capture.recorder import Recorder
+from poptorch.capture.residents import Residents
 from poptorch.capture.source import current_user_line, raised_by_user, raising_user_line
-from poptorch.capture.stand_ins import named_state, places, read_back, stand_ins
+from poptorch.capture.stand_ins import named_state, places, read_back, run_with_stand_ins
+from poptorch.capture.statistics import widened
+from poptorch.capture.views import at_start, overlap
 from poptorch.capture.watch import ValuesNeeded, Watch
 from poptorch.errors import CaptureError, CompileError, Error, explain
-from poptorch.ir import Guard, InputSpec, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph, give_name
-from poptorch.ir.ops import depends_on_inputs, is_random, memory_owner
-from poptorch.ir.structure import Constant, Layout, Leaf, constants, flatten, map_leaves, rebuild
+from poptorch.ir import (
+    GraphBuilder,
+    Guard,
+    InputSpec,
+    OutputRole,
+    OutputSpec,
+    Phase,
+    Role,
+    StepGraph,
+    fake_mode,
+    give_name,
+)
+from poptorch.ir.ops import depends_on_inputs, memory_owner
 from poptorch.optim.host_step import as_if_compiling
 from poptorch.options import Settings
+from poptorch.structure import Constant, Leaf, Structure, constants, flatten, hidden_tensors, map_leaves, rebuild
 
 NARROWED = {torch.int64: torch.int32, torch.float64: torch.float32}
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced step: its graph, with a GRADIENT output per trained parameter, and the layout of its result."""
+    """A traced step: its graph, with a GRADIENT output per trained parameter, and the structure of its result."""
 
     graph: StepGraph
-    result: Layout
+    result: Structure
+    loss_type: torch.dtype
 
 
 def trace_step(module: nn.Module, call: Call, settings: Settings, scales: tuple[InputSpec, ...] = ()) -> Traced:
@@ -76,36 +91,46 @@ class _Trace:
     def __init__(
         self, module: nn.Module, call: Call, settings: Settings, scales: tuple[InputSpec, ...], *, has_values: bool
     ) -> None:
-        self.module, self.call, self.scales, self.training = module, call, scales, settings.training
+        self.module, self.call, self.scales, self.training = module, call, scales, settings.is_training
         self.parameters, self.buffers = named_state(module)
-        self.watch = Watch(has_values=has_values)
-        self.marks = LossMarks(settings.half_float_casting, Autocast(settings.autocasting, self.watch.running))
-        self.has_values = has_values
+        self.residents = Residents()
+        self.watch = Watch(self.residents, has_values=has_values)
+        autocast = Autocast(settings.precision.autocasting, self.watch.running)
+        self.marks = LossMarks(settings.precision.half_float_casting, autocast, self.residents)
+        self.has_values, self.widens = has_values, settings.precision.widens_statistics
         self.outputs: list[OutputSpec] = []
-        self.result: Layout = Constant(None)
+        self.result: Structure = Constant(None)
+        self.loss_type = torch.float32
 
     def run(self) -> Traced:
-        names = [*self.parameters, *self.buffers, *self.call.names]
-        tensors = [t.detach() for t in (*self.parameters.values(), *self.buffers.values(), *self.call.tensors)]
+        buffers = [widened(self.module, *pair) if self.widens else pair[1] for pair in self.buffers.items()]
+        given = (*self.parameters.values(), *buffers, *self.call.tensors)
+        tensors = [t.detach().resolve_conj().resolve_neg() for t in given]  # as they lie in memory when the step runs
         tensors += [torch.ones(spec.shape, dtype=spec.dtype) for spec in self.scales]
         with _quiet_tracing(self.training) as fake:
-            inputs = tensors if self.has_values else [fake.from_tensor(t, static_shapes=True) for t in tensors]
+            inputs = [
+                at_start(t) if self.has_values else fake.from_tensor(at_start(t), static_shapes=True) for t in tensors
+            ]
             with ExitStack() as stack:
                 if not self.has_values:
                     stack.enter_context(fake)
+                stack.callback(self.watch.rewind_generators)
                 recorder = Recorder(fake)
                 recorder.record(self._step, inputs)
         self._refuse_shared_memory()
         self.watch.report()
-        roles = [
-            *[Role.PARAMETER] * len(self.parameters),
-            *[Role.BUFFER] * len(self.buffers),
-            *[Role.USER_INPUT] * len(self.call.names),
-        ]
-        specs = [InputSpec.of(name, role, t) for name, role, t in zip(names, roles, tensors, strict=False)]
-        specs += self.scales
-        graph = _finish(recorder, specs, self.outputs, tuple(guard for guard, _ in self.watch.guards))
-        return Traced(graph, self.result)
+        guards = tuple(guard for guard, _ in self.watch.guards)
+        graph = _finish(recorder, self._specs(tensors), self.outputs, guards)
+        return Traced(graph, self.result, self.loss_type)
+
+    def _specs(self, tensors: list[torch.Tensor]) -> list[InputSpec]:
+        """What the inputs of the trace are: parameters, buffers, the user's tensors, scales."""
+        remaining = iter(tensors)
+        specs = [InputSpec.of(name, Role.PARAMETER, next(remaining)) for name in self.parameters]
+        specs += [InputSpec.of(name, Role.BUFFER, next(remaining)) for name in self.buffers]
+        for name, argument in zip(self.call.names, self.call.arguments, strict=True):
+            specs.append(InputSpec.of(name, Role.USER_INPUT, next(remaining), key=argument))
+        return [*specs, *self.scales]
 
     def _step(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """The function that is traced. Its inputs are the parameters, the buffers and the user's tensors."""
@@ -120,25 +145,30 @@ class _Trace:
             before = {name: _origin(tensor) for name, tensor in passed.items()}
             first_names = {id(t): name for name, t in (*self.parameters.items(), *self.buffers.items())}
             replacements = {id(tensor): passed[first_names[id(tensor)]] for _, tensor in places(self.module)}
+            for name, tensor in (*self.parameters.items(), *self.buffers.items()):
+                self.residents.add(name, tensor, passed[name])
 
             def changes() -> dict[str, torch.Tensor]:
                 now = {**self._registered(passed), **{name: passed[name] for name in self.call.names}}
                 changed = {name: tensor for name, tensor in now.items() if _origin(tensor) is not before[name]}
                 return {name: _detached(tensor).to(watched[name].dtype) for name, tensor in changed.items()}
 
-            with stand_ins(self.module, replacements), capturing(self.marks), as_if_compiling():
-                outputs = self._user_outputs(self._forward([passed[name] for name in self.call.names]))
-                leaves_by_name = dict(zip(self.parameters, leaves, strict=True))
-                gradients = self._gradients(leaves_by_name, [*outputs, *changes().values()], scales)
-                changed = changes()  # checkpointing runs parts of forward again in the backward pass
-            return self._collect(outputs, changed, gradients)
+            def run() -> list[torch.Tensor]:
+                with capturing(self.marks), as_if_compiling():
+                    outputs = self._user_outputs(self._forward([passed[name] for name in self.call.names]))
+                    leaves_by_name = dict(zip(self.parameters, leaves, strict=True))
+                    gradients = self._gradients(leaves_by_name, [*outputs, *changes().values()], scales)
+                    changed = changes()  # checkpointing runs parts of forward again in the backward pass
+                return self._collect(outputs, changed, gradients)
+
+            return run_with_stand_ins(self.module, replacements, run)
 
     def _refuse_shared_memory(self) -> None:
         """A tensor that the step writes must not share memory with another: the graph knows each by itself."""
         written = {spec.name for spec in self.outputs if spec.role in (OutputRole.NEW_VALUE, OutputRole.GRADIENT)}
         state = [*self.parameters.items(), *self.buffers.items()]
         for name, tensor in state:
-            partners = [other for other, t in state if name in written and t is not tensor and _overlap(tensor, t)]
+            partners = [other for other, t in state if name in written and t is not tensor and overlap(tensor, t)]
             if partners:
                 raise CompileError(
                     explain(
@@ -172,11 +202,11 @@ class _Trace:
 
     def _user_outputs(self, result: Any) -> list[torch.Tensor]:
         """The tensors that forward returns, in device types; one that is returned twice appears once."""
-        layout, tensors = flatten(result)
+        structure, tensors = flatten(result)
         outputs: list[torch.Tensor] = []
         positions: dict[fx.Node, int] = {}
 
-        def place(index: int) -> Layout:
+        def place(index: int) -> Structure:
             tensor = self.watch.current(tensors[index])
             if not isinstance(tensor, FunctionalTensor):
                 return Constant(_host_output(tensor))
@@ -188,10 +218,10 @@ class _Trace:
                 outputs.append(value)
             return Leaf(positions[node])
 
-        self.result = map_leaves(layout, place)
-        for value in constants(layout):
-            if _holds_traced(value):
-                logger.warning("%s", _unknown_result(value))
+        self.result = map_leaves(structure, place)
+        for value in constants(structure):
+            if any(isinstance(tensor, FunctionalTensor) for tensor in hidden_tensors(value)):
+                raise _unknown_result(value)
         return outputs
 
     def _gradients(
@@ -202,7 +232,10 @@ class _Trace:
             return {}
         nodes = [node for node in map(_origin, results) if node is not None]
         loss = choose_loss(self.marks.marks, nodes)
+        if not loss.requires_grad:
+            return {}
         self.watch.phase = Phase.BACKWARD
+        self.loss_type = loss.dtype
         start = torch.ones_like(loss)
         if scales:
             scale = torch.stack(scales).prod()
@@ -210,8 +243,7 @@ class _Trace:
             assert node is not None
             give_name(node, "finalLossScale")
             start = start * scale.to(loss.dtype)
-        torch.autograd.backward(loss, start)
-        gradients = {name: leaf.grad for name, leaf in leaves.items() if leaf.requires_grad}
+        gradients = self._differentiate(loss, start, leaves)
         sparse = [name for name, grad in gradients.items() if grad is not None and grad.layout is not torch.strided]
         if sparse:
             raise CompileError(
@@ -221,6 +253,26 @@ class _Trace:
                 )
             )
         return {name: gradient for name, gradient in gradients.items() if gradient is not None}
+
+    def _differentiate(
+        self, loss: torch.Tensor, start: torch.Tensor, leaves: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor | None]:
+        """The gradient of each leaf.
+
+        A function that takes tensors past torch's overrides, such as that of an `autograd.Function`, may have been
+        given a parameter itself; what arrives there belongs to the leaf as well.
+        """
+        originals = {name: self.parameters[name] for name, leaf in leaves.items() if leaf.requires_grad}
+        before = {name: parameter.grad for name, parameter in originals.items()}
+        for parameter in originals.values():
+            parameter.grad = None
+        try:
+            torch.autograd.backward(loss, start)
+            found = {name: (leaves[name].grad, parameter.grad) for name, parameter in originals.items()}
+        finally:
+            for name, parameter in originals.items():
+                parameter.grad = before[name]
+        return {name: a if b is None else b if a is None else a + b for name, (a, b) in found.items()}
 
     def _collect(
         self, outputs: list[torch.Tensor], changed: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor]
@@ -232,7 +284,7 @@ class _Trace:
             node = node_of(value)
             assert node is not None
             owner = memory_owner(node)
-            if owner.op == "placeholder" or owner in written or node in written:
+            if owner.op in ("placeholder", "get_attr") or owner in written or node in written:
                 value = value.clone()  # a result must not change when the state it shows does
             self.outputs.append(OutputSpec(f"output{index}", OutputRole.USER_OUTPUT, batched=depends_on_inputs(node)))
             results.append(value)
@@ -244,17 +296,8 @@ class _Trace:
             results.append(value)
         for name, gradient in gradients.items():
             self.outputs.append(OutputSpec(name, OutputRole.GRADIENT))
-            results.append(gradient.detach())
+            results.append(gradient.detach().resolve_conj().resolve_neg())  # views of either kind have no memory
         return [from_fun(value) for value in results]  # pyright: ignore[reportReturnType]
-
-
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors use the same bytes, judged by the range that each spans."""
-    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr() or not (a.numel() and b.numel()):
-        return False
-    first, second = sorted((a, b), key=lambda t: t.data_ptr())
-    span = 1 + sum((size - 1) * stride for size, stride in zip(first.shape, first.stride(), strict=True))
-    return second.data_ptr() < first.data_ptr() + span * first.element_size()
 
 
 def _origin(tensor: torch.Tensor) -> fx.Node | None:
@@ -273,12 +316,13 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def _quiet_tracing(training: bool) -> Iterator[FakeTensorMode]:
     """The surroundings of a trace: nothing the user set outside changes it, and nothing it does stays behind."""
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = fake_mode()
     with (
         torch.random.fork_rng(devices=[]),
         torch.inference_mode(False),
         torch.set_grad_enabled(training),
         fx_traceback.preserve_node_meta(),
+        without_remarks("torch._subclasses.fake_tensor"),  # about errors that the user gets to see anyway
     ):
         try:
             yield fake
@@ -304,19 +348,14 @@ def _narrow_float(tensor: torch.Tensor) -> torch.Tensor:
     return narrowed
 
 
-def _holds_traced(value: Any, depth: int = 4) -> bool:
-    """Whether a tensor of the trace is inside an object, a few attributes and items deep."""
-    if isinstance(value, (FunctionalTensor, type, nn.Module)) or not depth:
-        return isinstance(value, FunctionalTensor)
-    items = value if isinstance(value, (list, tuple)) else getattr(value, "__dict__", {})
-    return any(_holds_traced(item, depth - 1) for item in (items.values() if isinstance(items, dict) else items))
-
-
-def _unknown_result(value: object) -> str:
+def _unknown_result(value: object) -> CompileError:
     kind = type(value).__name__
-    return explain(
-        f"forward returns a {kind} that holds tensors, and this type is not known: its tensors have no values.",
-        fix=f"return its tensors themselves, or teach poptorch the type: poptorch.registerCustomArgParser({kind}, ...)",
+    return CompileError(
+        explain(
+            f"forward returns a {kind} that holds tensors, and this type is not known.",
+            fix=f"return its tensors themselves, or teach poptorch the type: "
+            f"poptorch.registerCustomArgParser({kind}, ...)",
+        )
     )
 
 
@@ -336,37 +375,18 @@ def _finish(
     """Make a StepGraph of a trace: constants become inputs, dead ops and unused state go."""
     source = recorder.graph
     source.eliminate_dead_code()
+    results: list[fx.Node] = list(source.output_node().args[0])  # pyright: ignore
     placeholders = [node for node in source.nodes if node.op == "placeholder"]
-    pairs = list(zip(specs, placeholders, strict=True))
     written = {spec.name for spec in outputs if spec.role is OutputRole.NEW_VALUE}
-    kept = [(s, n) for s, n in pairs if n.users or s.role is Role.USER_INPUT or s.name in written]
-    for _, node in set(pairs) - set(kept):
-        source.erase_node(node)
-    constants = [node for node in source.nodes if node in recorder.constants]
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    inputs: list[InputSpec] = []
-    values: dict[str, torch.Tensor] = {}
-
-    def add(spec: InputSpec, node: fx.Node) -> None:
-        copies[node] = graph.placeholder(f"in{len(inputs)}")
-        copies[node].meta = dict(node.meta)
-        inputs.append(spec)
-
-    for spec, node in kept:
-        if spec.role is not Role.USER_INPUT:
-            add(spec, node)
-    for index, node in enumerate(constants):
-        tensor = recorder.constants[node]
-        spec = InputSpec.of(f"constant:{index}", Role.CONSTANT, tensor)
-        values[spec.name] = tensor
-        add(spec, node)
-    for spec, node in kept:
-        if spec.role is Role.USER_INPUT:
-            add(spec, node)
-    graph.output(graph.graph_copy(source, copies))  # pyright: ignore[reportArgumentType]
-    draws = any(is_random(node) for node in graph.nodes)
-    return StepGraph("step", graph, Signature(tuple(inputs), tuple(outputs)), guards, draws, values)
+    builder = GraphBuilder()
+    for spec, node in zip(specs, placeholders, strict=True):
+        if node.users or spec.role is Role.USER_INPUT or spec.name in written:
+            builder.input(spec, node)
+    values = recorder.add_constants(builder)
+    builder.copy(source.nodes)
+    for spec, node in zip(outputs, results, strict=True):
+        builder.output(spec, builder.copies[node])
+    return builder.build("step", guards=guards, constants=values)
 
 
 _TRACING_WORDS = (

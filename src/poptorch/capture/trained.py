@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,8 +16,17 @@ from poptorch.optim.gradients import Clipping
 from poptorch.optim.plan import GroupPlan, OptimizerPlan
 
 COUNTER = "counter"
-LOSS_SCALING = InputSpec("loss:scaling", Role.HYPER, (), torch.float32, ())
-SCALE_FACTOR = InputSpec("loss:scale_factor", Role.OPTIMIZER_STATE, (), torch.float32, ())
+LOSS_SCALING = InputSpec("loss:scaling", Role.HYPER, (), torch.float32, (), key="scaling")
+SCALE_FACTOR = InputSpec("loss:scale_factor", Role.OPTIMIZER_STATE, (), torch.float32, (), key="scale_factor")
+
+
+class Holder(NamedTuple):
+    """Who updates a parameter: an optimiser, and in it a group."""
+
+    parameter: nn.Parameter
+    optimizer: int
+    position: int  # among the groups of its optimiser
+    plan: GroupPlan
 
 
 @dataclass(frozen=True)
@@ -34,11 +45,18 @@ class TrainedGroup:
         return self.plan.rule.counts_steps or self.plan.rule.needs_started
 
     @property
-    def counter_name(self) -> str:
-        return f"group{self.index}:{COUNTER}"
+    def counter(self) -> InputSpec:
+        """The steps that each parameter of the group has taken, or whether it has taken any."""
+        name, shape = f"group{self.index}:{COUNTER}", (len(self.names),)
+        return InputSpec(name, Role.OPTIMIZER_STATE, shape, torch.float32, (1,), key=COUNTER, group=self.index)
 
-    def hyper_name(self, hyper: str) -> str:
-        return f"group{self.index}:{hyper}"
+    @property
+    def hypers(self) -> tuple[InputSpec, ...]:
+        """The numbers that may change between calls."""
+        return tuple(
+            InputSpec(f"group{self.index}:{name}", Role.HYPER, (), torch.float64, (), key=name, group=self.index)
+            for name in self.plan.rule.hypers
+        )
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,7 @@ class Update:
     groups: tuple[TrainedGroup, ...]
     clipping: Clipping
     scales: tuple[InputSpec, ...]  # what the loss was multiplied with
+    loss_type: torch.dtype
 
     @property
     def adapts_scale(self) -> bool:
@@ -63,26 +82,38 @@ def loss_scales(plans: Sequence[OptimizerPlan], *, automatic: bool) -> tuple[Inp
     return () if is_one else (LOSS_SCALING,)
 
 
+def holders_of(module: nn.Module, plans: Sequence[OptimizerPlan]) -> dict[str, Holder]:
+    """Who updates each parameter of a model, by its name; raises for parameters that are not part of the model."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    found: dict[str, Holder] = {}
+    for optimizer, plan in enumerate(plans):
+        for position, group in enumerate(plan.groups):
+            for parameter in group.params:
+                if id(parameter) not in names:
+                    raise OptimizerError(
+                        explain(
+                            f"parameter group {position} of the optimiser holds a parameter of shape "
+                            f"{list(parameter.shape)} that is not part of the model.",
+                            fix="build the optimiser from the parameters of the model that is wrapped",
+                        )
+                    )
+                found[names[id(parameter)]] = Holder(parameter, optimizer, position, group)
+    return found
+
+
 def trained_groups(
-    module: nn.Module, plans: Sequence[OptimizerPlan], with_gradient: set[str]
+    module: nn.Module, plans: Sequence[OptimizerPlan], with_gradient: Collection[str]
 ) -> tuple[TrainedGroup, ...]:
     """Match the optimisers' groups with the parameters of the model that have a gradient."""
-    parameters = {id(parameter): name for name, parameter in module.named_parameters()}
+    members: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
+    for name, holder in holders_of(module, plans).items():
+        if name in with_gradient:
+            members[holder.optimizer, holder.position].append(name)
     groups: list[TrainedGroup] = []
     numbered = [(o, g, group) for o, plan in enumerate(plans) for g, group in enumerate(plan.groups)]
     for index, (optimizer, position, plan) in enumerate(numbered):
-        for parameter in plan.params:
-            if id(parameter) not in parameters:
-                raise OptimizerError(
-                    explain(
-                        f"parameter group {position} of the optimiser holds a parameter of shape "
-                        f"{list(parameter.shape)} that is not part of the model.",
-                        fix="build the optimiser from the parameters of the model that is wrapped",
-                    )
-                )
-        trained = [(parameters[id(p)], p) for p in plan.params if parameters[id(p)] in with_gradient]
-        names = tuple(name for name, _ in trained)
-        layouts = tuple(_layout(plan, name, parameter) for name, parameter in trained)
+        names = tuple(members[optimizer, position])
+        layouts = tuple(_layout(plan, name, module.get_parameter(name)) for name in names)
         groups.append(TrainedGroup(index, optimizer, position, plan, names, layouts))
     return tuple(group for group in groups if group.names)
 
@@ -90,8 +121,8 @@ def trained_groups(
 def _layout(plan: GroupPlan, name: str, parameter: nn.Parameter) -> dict[str, InputSpec]:
     """The state inputs of one parameter, by torch's names for them."""
     layout: dict[str, InputSpec] = {}
-    for key, tensor in plan.rule.initial_state(parameter, plan.values).items():
-        spec = InputSpec.of(f"{name}:{key}", Role.OPTIMIZER_STATE, tensor)
+    for key, tensor in plan.rule.expected_state(parameter, plan.values).items():
+        spec = InputSpec.of(f"{name}:{key}", Role.OPTIMIZER_STATE, tensor, owner=name, key=key)
         is_alike = spec.shape == tuple(parameter.shape)
         layout[key] = replace(spec, stride=tuple(parameter.stride())) if is_alike else spec
     return layout

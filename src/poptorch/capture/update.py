@@ -6,18 +6,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import fx
 from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx import traceback as fx_traceback
 
 from poptorch.capture.recorder import Recorder
 from poptorch.capture.trained import SCALE_FACTOR, TrainedGroup, Update
-from poptorch.ir import InputSpec, Note, OutputRole, OutputSpec, Phase, Role, Signature, StepGraph, annotation
+from poptorch.ir import (
+    GraphBuilder,
+    InputSpec,
+    Note,
+    OutputRole,
+    OutputSpec,
+    Phase,
+    Role,
+    StepGraph,
+    annotation,
+    describe,
+    fake_mode,
+)
 from poptorch.optim.gradients import adapt_scale, limit_norm
 from poptorch.optim.host_step import HostStep
-from poptorch.optim.rules import Hypers, State
+from poptorch.optim.rules import Hypers, State, kept_as
 
 
 def join_update(step: StepGraph, update: Update) -> StepGraph:
@@ -26,61 +36,36 @@ def join_update(step: StepGraph, update: Update) -> StepGraph:
     traced = _Trace(update, parameters)
     recorded = traced.run()
     ops = recorded.graph
-
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    inputs: list[InputSpec] = []
-    nodes: dict[str, fx.Node] = {}
-
-    def add(spec: InputSpec, like: fx.Node) -> None:
-        node = graph.placeholder(f"in{len(inputs)}")
-        node.meta = dict(like.meta)
-        copies[like] = nodes[spec.name] = node
-        inputs.append(spec)
-
-    step_inputs = list(zip(step.signature.inputs, step.placeholders, strict=True))
-    update_inputs = list(zip(traced.inputs, (n for n in ops.nodes if n.op == "placeholder"), strict=True))
-    for spec, node in step_inputs:
-        if spec.role is not Role.USER_INPUT:
-            add(spec, node)
-    for spec, node in update_inputs:
-        if spec is not None and spec.name not in nodes:
-            add(spec, node)
-    constants = dict(step.constants)
-    for node, tensor in recorded.constants.items():
-        spec = InputSpec.of(f"constant:{len(constants)}", Role.CONSTANT, tensor)
-        constants[spec.name] = tensor
-        add(spec, node)
-    for spec, node in step_inputs:
-        if spec.role is Role.USER_INPUT:
-            add(spec, node)
-
-    values: list[fx.Node] = list(graph.graph_copy(step.ops, copies))  # pyright: ignore
-    by_output = dict(zip(((spec.role, spec.name) for spec in step.signature.outputs), values, strict=True))
-    gradients = iter([by_output[OutputRole.GRADIENT, name] for group in update.groups for name in group.names])
-    for spec, node in update_inputs:
+    builder = GraphBuilder()
+    builder.inputs(step.inputs)
+    builder.copy(step.ops.nodes)
+    computed = {(spec.role, spec.name): builder.copies[node] for spec, node in step.outputs}
+    gradients = iter([computed[OutputRole.GRADIENT, name] for group in update.groups for name in group.names])
+    placeholders = [node for node in ops.nodes if node.op == "placeholder"]
+    for spec, node in zip(traced.inputs, placeholders, strict=True):
         if spec is None:
-            copies[node] = next(gradients)
+            builder.copies[node] = next(gradients)
         else:  # forward may have changed a parameter already
-            copies[node] = by_output.get((OutputRole.NEW_VALUE, spec.name), nodes[spec.name])
-    new_values: list[fx.Node] = list(graph.graph_copy(ops, copies))  # pyright: ignore
-
-    updated = set(traced.results)
-    types = _accumulation_types(update)
-    outputs = [
-        (_in_joined_step(spec, updated, types), value)
-        for spec, value in zip(step.signature.outputs, values, strict=True)
-    ]
-    outputs += [(OutputSpec(n, OutputRole.NEW_VALUE), v) for n, v in zip(traced.results, new_values, strict=True)]
-    graph.output(tuple(value for _, value in outputs))
-    graph.eliminate_dead_code()
-    signature = Signature(tuple(inputs), tuple(spec for spec, _ in outputs))
-    return replace(step, ops=graph, signature=signature, constants=constants)
+            changed = computed.get((OutputRole.NEW_VALUE, spec.name))
+            builder.copies[node] = changed or builder.node(spec.name) or builder.input(spec)
+    constants = {**step.constants, **recorded.add_constants(builder, first=len(step.constants))}
+    builder.copy(ops.nodes)
+    updated, types = set(traced.results), _accumulation_types(update, parameters)
+    for spec, node in step.outputs:
+        builder.output(_in_joined_step(spec, updated, types), builder.copies[node])
+    for name, node in zip(traced.results, ops.output_node().args[0], strict=True):  # pyright: ignore
+        builder.output(OutputSpec(name, OutputRole.NEW_VALUE), builder.copies[node])  # pyright: ignore
+    return builder.build(step.name, guards=step.guards, constants=constants, graphs=step.graphs)
 
 
-def _accumulation_types(update: Update) -> dict[str, torch.dtype | None]:
+def _accumulation_types(update: Update, parameters: dict[str, InputSpec]) -> dict[str, torch.dtype | None]:
     """The type in which an optimiser wants the gradients of each parameter added up."""
-    return {name: update.optimizers[group.optimizer].accum_type for group in update.groups for name in group.names}
+    types: dict[str, torch.dtype | None] = {}
+    for group in update.groups:
+        wanted = update.optimizers[group.optimizer].accum_type
+        for name in group.names:
+            types[name] = None if wanted is None else kept_as(wanted, parameters[name].dtype)
+    return types
 
 
 def _in_joined_step(spec: OutputSpec, updated: set[str], types: dict[str, torch.dtype | None]) -> OutputSpec:
@@ -103,17 +88,14 @@ class _Trace:
             self.inputs += [None] * len(own)
             self.inputs += [spec for layout in group.layouts for spec in layout.values()]
             if group.counts:
-                self.inputs.append(
-                    InputSpec(group.counter_name, Role.OPTIMIZER_STATE, (len(own),), torch.float32, (1,))
-                )
-            names = group.plan.rule.hypers
-            self.inputs += [InputSpec(group.hyper_name(name), Role.HYPER, (), torch.float64, ()) for name in names]
+                self.inputs.append(group.counter)
+            self.inputs += group.hypers
         self.results: list[str] = []
 
     def run(self) -> Recorder:
         own = iter([self._parameters[name] for group in self._update.groups for name in group.names])
-        with FakeTensorMode() as fake, torch.inference_mode(False), torch.no_grad():
-            fakes = [_fake(spec if spec is not None else next(own)) for spec in self.inputs]
+        with fake_mode() as fake, torch.inference_mode(False), torch.no_grad():
+            fakes = [describe(spec if spec is not None else next(own)) for spec in self.inputs]
             with fx_traceback.annotate(annotation(Note(Phase.UPDATE))):
                 recorder = Recorder(fake)
                 recorder.record(self._functional, fakes)
@@ -138,7 +120,8 @@ class _Trace:
         new = [value.to(old.dtype) for _, value, old in results]
         if not self._update.adapts_scale:
             return new
-        is_usable, factor = adapt_scale(scaled, scales[1])
+        largest = torch.finfo(self._update.loss_type).max
+        is_usable, factor = adapt_scale(scaled, scales[0], scales[1], largest)
         self.results.append(SCALE_FACTOR.name)
         kept = [torch.where(is_usable, value, old) for value, (_, _, old) in zip(new, results, strict=True)]
         return [*kept, factor]
@@ -191,24 +174,20 @@ class _Group:
         return cls(group, params, params, grads, states, states, counter, hypers)
 
     def widen(self) -> None:
-        """Compute in float32 if the rule wants to, whatever the types of parameters and state are."""
-        if self.group.plan.rule.computes_in_float32:
-            self.params = [param.float() for param in self.params]
-            self.grads = [grad.float() for grad in self.grads]
-            self.states = [{key: value.float() for key, value in state.items()} for state in self.states]
+        """Take everything in the types that the rule computes in, whatever the types of parameters and state are."""
+        wide = self.group.plan.rule.wide
+        self.params = [wide(param) for param in self.params]
+        self.grads = [wide(grad) for grad in self.grads]
+        self.states = [{key: wide(value) for key, value in state.items()} for state in self.states]
 
     def updated(self) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """The name, the new value and the old value of everything that the rule changes."""
         group, old_counter = self.group, self.counter
         counter = None if old_counter is None else old_counter + 1
-        params, states = group.plan.rule.update(self.params, self.grads, self.states, counter, self.hypers)
+        params, states = group.plan.rule.apply(self.params, self.grads, self.states, counter, self.hypers)
         yield from zip(group.names, params, self.given, strict=True)
         for layout, state, given in zip(group.layouts, states, self.given_states, strict=True):
             for key, value in state.items():
                 yield layout[key].name, value, given[key]
         if counter is not None and old_counter is not None:
-            yield group.counter_name, counter, old_counter
-
-
-def _fake(spec: InputSpec) -> torch.Tensor:
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
+            yield group.counter.name, counter, old_counter

@@ -6,26 +6,32 @@ consistent when activation checkpointing replays them, and freezes values that P
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
+from torch._functorch._aot_autograd.functional_utils import from_fun
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from poptorch._logging import logger
-from poptorch.capture.proxies import node_of
+from poptorch.capture.constants import Constants
+from poptorch.capture.proxies import is_outside, node_of
+from poptorch.capture.recorder import Recorder, generator_by_name
+from poptorch.capture.residents import Residents
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, explain
 from poptorch.ir import Guard, Note, Phase, SourceLine, annotation
 from poptorch.ir.ops import depends_on_inputs
+from poptorch.ir.ranges import NO_LIMIT, adding_up_to, within
 
 aten = torch.ops.aten
 Op = torch._ops.OpOverload
@@ -38,8 +44,9 @@ class ValuesNeeded(Exception):
 class Watch(TorchDispatchMode):
     """The observer of one trace. `has_values` tells whether real tensors flow through it, or fake ones."""
 
-    def __init__(self, *, has_values: bool) -> None:
+    def __init__(self, residents: Residents, *, has_values: bool) -> None:
         super().__init__()
+        self._residents = residents
         self.phase = Phase.FORWARD
         self.guards: list[tuple[Guard, torch.Tensor]] = []
         self.warnings: list[str] = []
@@ -48,14 +55,17 @@ class Watch(TorchDispatchMode):
         self._path: list[str] = [""]
         self.running: list[nn.Module] = []  # the modules inside their forward
         self._draws: dict[Any, tuple[Any, bytes]] = {}  # with the state of the generator after each
-        self._outside: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._generators: dict[torch.Generator, torch.Tensor] = {}  # of the user's, and their states before the trace
+        self._constants = Constants()
 
     def __torch_dispatch__(
         self, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         line, path = self._place()
-        args, kwargs = self._shield_outside_tensors(func, args, kwargs)
+        if not isinstance(get_proxy_mode(), (Recorder, type(None))):
+            raise CompileError(_traced_by_another(line))
+        args, kwargs = self._inside(func, args, kwargs)
         with fx_traceback.annotate(annotation(Note(self.phase, line, path))):
             if torch.Tag.data_dependent_output in func.tags:
                 return self._read(func, args, kwargs, line)
@@ -86,12 +96,17 @@ class Watch(TorchDispatchMode):
     def following(self, module: nn.Module) -> Iterator[None]:
         """Know which submodule of `module` runs."""
         paths = {submodule: name for name, submodule in module.named_modules()}
+        thread = threading.get_ident()  # hooks are called by all of them
 
         def enter(submodule: nn.Module, args: Any) -> None:
+            if threading.get_ident() != thread:
+                return
             self._path.append(paths.get(submodule, self._path[-1]))
             self.running.append(submodule)
 
         def leave(submodule: nn.Module, args: Any, result: Any) -> None:
+            if threading.get_ident() != thread:
+                return
             last = None
             while last is not submodule:  # those that ended in an exception, which this one caught, come first
                 self._path.pop()
@@ -107,29 +122,32 @@ class Watch(TorchDispatchMode):
             del self._path[depth:]
             self.running.clear()
 
-    def _shield_outside_tensors(
+    def _inside(
         self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A tensor from outside the model is a constant: what `forward` writes to it changes a copy of it."""
-        if func._schema.is_mutable and args and _is_outside(args[0]) and func not in _FRESH:
-            outside = args[0] if args[0]._base is None else args[0]._base
-            if outside is not args[0] and not self._has_values:
-                raise ValuesNeeded  # a fake view has lost the tensor that it is a view of
-            if id(outside) not in self._outside:
-                self._outside[id(outside)] = (outside, to_fun(torch.clone(outside)))
-        if not self._outside:
+        """The arguments of an op, with tensors of the trace in place of all others."""
+        if func in _FRESH or not _is_functionalising():
             return args, kwargs
-        return pytree.tree_map_only(torch.Tensor, self.current, (args, kwargs))
+        if not any(map(is_outside, pytree.tree_leaves((args, kwargs)))):
+            return args, kwargs
+        return pytree.tree_map_only(torch.Tensor, self._enter, (args, kwargs))
+
+    def _enter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a tensor means in the trace: one of the module's is its stand-in, one from elsewhere is a constant."""
+        if not is_outside(tensor):
+            return tensor
+        with torch.no_grad():
+            resident = self._residents.stand_in(tensor)
+        return self._constants.of(tensor) if resident is None else resident
 
     def current(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The copy that stands for a tensor from outside once `forward` has written to it; any other tensor itself."""
-        if id(tensor) in self._outside:
-            return self._outside[id(tensor)][1]
-        if _is_outside(tensor) and id(tensor._base) in self._outside:
-            base, copy = self._outside[id(tensor._base)]
-            offset = tensor.storage_offset() - base.storage_offset()
-            return copy.as_strided(tensor.shape, tensor.stride(), offset)
-        return tensor
+        """A tensor that `forward` returns, as the trace knows it; a constant that it only passes on is itself."""
+        if not is_outside(tensor):
+            return tensor
+        resident = self._residents.stand_in(tensor)
+        if resident is not None:
+            return resident
+        return self._constants.of(tensor) if self._constants.is_written(tensor) else tensor
 
     def _draw(self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Draw random numbers; from a generator state that was seen before, hand out what was drawn then.
@@ -137,6 +155,8 @@ class Watch(TorchDispatchMode):
         Checkpointing rewinds the generator to repeat the forward pass, so the same state means the same draw. An op
         that leaves the generator alone has drawn nothing, such as attention without dropout.
         """
+        args, kwargs = generator_by_name(func, args, kwargs)
+        self._remember(kwargs.get("generator"))
         state = _generator_state()
         described = pytree.tree_map_only(torch.Tensor, lambda t: (t.shape, t.dtype), (args, kwargs))
         key = (func, str(described), state)
@@ -145,7 +165,7 @@ class Watch(TorchDispatchMode):
             _set_generator_state(following)
             drawn = pytree.tree_map_only(torch.Tensor, torch.clone, drawn)
             return args[0].copy_(drawn) if func._schema.is_mutable else drawn
-        result = func(*args, **kwargs)
+        result = _draw_anew(func, args, kwargs)
         if not self._has_values:  # fake ops leave the generator alone, but the next draw must see another state
             with _disable_current_modes():
                 torch.empty(1).uniform_()
@@ -153,6 +173,17 @@ class Watch(TorchDispatchMode):
         if following != state:
             self._draws[key] = (pytree.tree_map_only(torch.Tensor, torch.clone, result), following)
         return result
+
+    def _remember(self, generator: torch.Generator | None) -> None:
+        """Know where a generator of the user's was before the first draw of real numbers."""
+        if generator is not None and self._has_values and generator not in self._generators:
+            with _disable_current_modes():
+                self._generators[generator] = generator.get_state()
+
+    def rewind_generators(self) -> None:
+        """Bring generators of the user's back to where they were: the program has not drawn from them yet."""
+        for generator, state in self._generators.items():
+            generator.set_state(state)
 
     def _read(self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
         """Python reads a value: freeze what it is now, and guard it if another batch could change it."""
@@ -202,6 +233,24 @@ class Watch(TorchDispatchMode):
             logger.warning("%s", warning)
 
 
+# PyTorch describes these in Python, and does not let them have a generator there.
+_WITHOUT_GENERATOR = frozenset({aten.exponential_, aten.geometric_, aten.cauchy_, aten.log_normal_})
+
+
+def _draw_anew(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    own = kwargs.get("generator")
+    recorder = get_proxy_mode()
+    if own is None or func.overloadpacket not in _WITHOUT_GENERATOR or not isinstance(recorder, Recorder):
+        return func(*args, **kwargs)
+    result = func(*args, **{name: value for name, value in kwargs.items() if name != "generator"})
+    name = func.overloadpacket.__name__.rstrip("_")
+    node = next(
+        n for n in reversed(recorder.graph.nodes) if getattr(n.target, "overloadpacket", None) is getattr(aten, name)
+    )
+    node.kwargs = {**node.kwargs, "generator": own}
+    return result
+
+
 _NO_RESULT = object()
 _FRESH: frozenset[Op] = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy.default})
 
@@ -216,8 +265,17 @@ def _set_generator_state(state: bytes) -> None:
         torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
 
 
-def _is_outside(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and not isinstance(value, FunctionalTensor)
+def _is_functionalising() -> bool:
+    """Whether an op comes from the user's code: PyTorch switches its mode off to look inside tensors of the trace."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
+
+
+def _traced_by_another(line: SourceLine | None) -> str:
+    return explain(
+        "forward traces a part of itself with make_fx, as torch.func.linearize does: what that computes would be lost.",
+        where=str(line),
+        fix="call the function itself; torch.func.jvp gives the derivatives that linearize gives",
+    )
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -292,10 +350,11 @@ def _static_masked_select(watch: Watch, args: tuple[Any, ...], kwargs: dict[str,
 def _static_repeat(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
     if kwargs.get("output_size") is not None:
         return None
-    total = args[0].sum()
+    repeats = within(args[0], 0, NO_LIMIT, "repeat_interleave", "number of repeats")
+    total = repeats.sum()
     size = _known_count(watch, total)
     watch.freeze_count(total, size, line)
-    ends = args[0].cumsum(0)  # the op itself would fail before the guard can tell why
+    ends = repeats.cumsum(0)  # the op itself would fail before the guard can tell why
     return torch.searchsorted(ends, torch.arange(size), right=True).clamp(max=len(ends) - 1).to(args[0].dtype)
 
 
@@ -349,6 +408,7 @@ def _static_bincount(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
     weights: torch.Tensor | None = args[1] if len(args) > 1 else None
     if not values.numel():
         return None
+    values = within(values, 0, NO_LIMIT, "bincount", "value")
     bins = (values.max() + 1).clamp(min=args[2] if len(args) > 2 else 0)
     size = _known_count(watch, bins)
     watch.freeze_count(bins, size, line)
@@ -357,6 +417,49 @@ def _static_bincount(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
     elif weights.dtype is not torch.float32:
         weights = weights.double()
     return torch.zeros(size, dtype=weights.dtype).index_add(0, values.clamp(0, size - 1), weights)
+
+
+def _masked_scatter(in_place: bool) -> Callable[..., Any]:
+    """`masked_scatter`, which has to find as many values as its mask asks for."""
+    op = aten.masked_scatter_.default if in_place else aten.masked_scatter.default
+
+    def scatter(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
+        tensor, mask, source = args
+        wanted = mask.expand(torch.broadcast_shapes(tensor.shape, mask.shape)).sum()
+        has_enough = within(wanted, 0, source.numel(), "masked_scatter", "number of values") == wanted
+        return op(tensor, mask & has_enough, source)
+
+    return scatter
+
+
+def _embedding_bag(op: Op) -> Callable[..., Any]:
+    """A sum over rows, in which each bag starts somewhere among the indices."""
+
+    def sum_bags(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
+        weight, indices, starts, *rest = args
+        if not starts.numel():
+            return None
+        first = within(starts[:1], 0, 0, "embedding_bag", "start of the first bag")
+        others = within(starts[1:], 0, indices.numel(), "embedding_bag", "start of a bag")
+        return op(weight, indices, torch.cat([first, others]), *rest, **kwargs)
+
+    return sum_bags
+
+
+def _segment_reduce(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
+    """A reduction of segments that lie one after the other, and are together as long as the data."""
+    data, name, axis = args[0], "segment_reduce", kwargs.get("axis", 0)
+    size, options = data.shape[axis], dict(kwargs)
+    lengths, starts = kwargs.get("lengths"), kwargs.get("offsets")
+    if lengths is not None and lengths.numel():
+        lengths = within(lengths, 0, size, name, "length")
+        options["lengths"] = adding_up_to(size, lengths, name, "sum of lengths")
+    if starts is not None and starts.numel():
+        first = within(starts.narrow(axis, 0, 1), 0, size, name, "offset")
+        steps = within(starts.diff(dim=axis), 0, size, name, "length")
+        ends = torch.cat([first, first + steps.cumsum(axis)], axis)
+        options["offsets"] = within(ends, 0, size, name, "offset")
+    return aten.segment_reduce.default(*args, **options)
 
 
 def _known_count(watch: Watch, counted: torch.Tensor) -> int:
@@ -384,4 +487,9 @@ _STATIC_FORMS: dict[Op, Callable[..., Any]] = {
     aten.unique_consecutive.default: _static_unique_consecutive,
     aten.unique_dim.default: _unique_slices,
     aten._linalg_check_errors.default: _checked_linalg,
+    aten.masked_scatter.default: _masked_scatter(in_place=False),
+    aten.masked_scatter_.default: _masked_scatter(in_place=True),
+    aten._embedding_bag.default: _embedding_bag(aten._embedding_bag.default),
+    aten._embedding_bag_forward_only.default: _embedding_bag(aten._embedding_bag_forward_only.default),
+    aten.segment_reduce.default: _segment_reduce,
 }

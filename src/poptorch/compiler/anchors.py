@@ -8,11 +8,10 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from poptorch.compiler.passes.rewrite import insert
 from poptorch.enums import OutputMode
 from poptorch.errors import Error, nearest
 from poptorch.executable import AnchorPlan
-from poptorch.ir import OutputRole, OutputSpec, StepGraph
+from poptorch.ir import OutputRole, OutputSpec, StepGraph, insert
 from poptorch.ir.names import Names
 from poptorch.ir.ops import memory_owner
 from poptorch.options import Anchor, BatchPlan

@@ -1,20 +1,37 @@
-"""Find the user's integers that a graph uses as indices, and the range they must be in.
+"""See to it that no index out of range reaches native code, which would stop the whole process.
 
-Native code stops the whole process at an index out of range, so such inputs are checked before a call runs. An index
-that depends on weights or random numbers cannot be checked early; PyTorch's own check in the program remains for it.
+What is known to be in range needs nothing. Integers that follow from arguments, buffers and constants in a few ops
+are checked before a call runs. All others, those that depend on weights, random numbers or a long computation, become
+guards of the program: it brings them into range before it uses them, and tells which they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
-from poptorch.executable import IndexCheck
-from poptorch.ir import Role, StepGraph, note_of, value_of
+from poptorch.compiler.indices import index_uses
+from poptorch.compiler.intervals import known_intervals
+from poptorch.executable import IndexCheck, first_wrong, out_of_range
+from poptorch.ir import (
+    GraphBuilder,
+    Guard,
+    InputSpec,
+    OutputRole,
+    OutputSpec,
+    Role,
+    StepGraph,
+    insert,
+    note_of,
+    value_of,
+)
 from poptorch.ir.ops import ancestors, is_random
+from poptorch.ir.python import as_function
+from poptorch.ir.ranges import WITHIN, Range
+from poptorch.ir.source import SourceLine
 
 aten = torch.ops.aten
 _LONGEST_COMPUTATION = 32  # ops between the inputs and an index that are worth running a second time
@@ -32,104 +49,163 @@ _KEEPS_ELEMENTS = frozenset(
         aten.squeeze.dim,
         aten.expand.default,
         aten._to_copy.default,
-    }
-)
-
-_ROWS = frozenset({aten.embedding.default, aten._embedding_bag.default, aten._embedding_bag_forward_only.default})
-_LOSSES = frozenset({aten.nll_loss_forward.default, aten.nll_loss2d_forward.default})
-_LISTS = frozenset({aten.index.Tensor, aten.index_put.default, aten._unsafe_index.Tensor})
-_ALONG_DIMENSION = frozenset(
-    {
-        aten.gather.default,
-        aten.index_select.default,
-        aten.scatter.src,
-        aten.scatter.value,
-        aten.scatter.reduce,
-        aten.scatter.value_reduce,
-        aten.scatter_add.default,
-        aten.scatter_reduce.two,
-        aten.index_add.default,
-        aten.index_copy.default,
-        aten.index_fill.int_Scalar,
-        aten.index_fill.int_Tensor,
+        WITHIN,
     }
 )
 
 
-def index_checks(graph: StepGraph) -> tuple[IndexCheck, ...]:
-    """One check per integer input (or per short computation on inputs) that indexes something."""
-    state = {
-        n for s, n in zip(graph.signature.inputs, graph.placeholders, strict=True) if s.role is not Role.USER_INPUT
-    }
-    inputs = [n for s, n in zip(graph.signature.inputs, graph.placeholders, strict=True) if s.role is Role.USER_INPUT]
-    checks: dict[Any, IndexCheck] = {}
-    for node in graph.ops.nodes:
-        for index, size, wraps, ignored in _indices(node):
-            source = _same_elements(index)
-            ops = None
-            if source not in inputs:
-                ops = _computation(graph, index, state)
-                if ops is None:
-                    continue
-                source = next((n for n in inputs if n in ancestors([index])), None)
-            if source is None or value_of(index).dtype.is_floating_point:
-                continue
-            key = (source if ops is None else index, size, wraps, ignored)
-            position = inputs.index(source)
-            note = note_of(node)
-            checks.setdefault(
-                key,
-                IndexCheck(
-                    name=graph.signature.user_inputs[position].name,
-                    position=position,
-                    ops=ops,
-                    size=size,
-                    wraps=wraps,
-                    ignored=ignored,
-                    op=node.target.name().split("::")[-1].split(".")[0],
-                    line=None if note is None else note.line,
-                ),
-            )
-    return tuple(checks.values())
+def check_indices(graph: StepGraph) -> tuple[StepGraph, tuple[IndexCheck, ...]]:
+    """The graph with safe indices and without markers, and the checks to make before it runs."""
+    if not any(True for node in graph.ops.nodes for _ in index_uses(node)):
+        return graph, ()
+    bounds = _Bounds(replace(graph, ops=graph.copy_ops()))
+    return bounds.guarded_graph(), tuple(bounds.checks.values())
 
 
-def _indices(node: fx.Node) -> Iterator[tuple[fx.Node, int, bool, int | None]]:
-    """The index nodes of an op, with the size they index, whether negative values wrap, and an ignored value."""
-    target: Any = node.target
-    if target in _ROWS:
-        yield node.args[1], value_of(node.args[0]).shape[0], False, None  # pyright: ignore
-    elif target in _ALONG_DIMENSION:
-        shape = value_of(node.args[0]).shape  # pyright: ignore
-        yield node.args[2], shape[node.args[1]] if shape else 1, False, None  # pyright: ignore
-    elif target in _LOSSES:
-        shape = value_of(node.args[0]).shape  # pyright: ignore
-        yield node.args[1], shape[1] if len(shape) > 1 else shape[0], False, node.args[4]  # pyright: ignore
-    elif target in _LISTS:
-        shape = value_of(node.args[0]).shape  # pyright: ignore
-        entries: list[Any] = list(node.args[1])  # pyright: ignore
-        if any(entry is not None and value_of(entry).dtype in (torch.bool, torch.uint8) for entry in entries):
+class _Bounds:
+    """The indices of one graph, which is changed on the way."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        self.checks: dict[Any, IndexCheck] = {}
+        self._graph, self._ops = graph, graph.ops
+        self._known = known_intervals(graph.ops)
+        self._specs = {node: spec for spec, node in graph.inputs}
+        self._inputs = [node for node, spec in self._specs.items() if spec.role is Role.USER_INPUT]
+        self._guards: list[tuple[Guard, fx.Node]] = []
+        self._safe: dict[fx.Node, fx.Node] = {}  # what indices were replaced by
+        for node in list(self._ops.nodes):
+            for index, allowed in list(index_uses(node)):
+                self._see_to(node, index, allowed)
+
+    def _see_to(self, node: fx.Node, index: fx.Node, allowed: Range) -> None:
+        """Make sure that an op gets no integer that it does not take."""
+        while index in self._safe:
+            index = self._safe[index]
+        least, greatest = self._known.get(index, (None, None))
+        if least is not None and greatest is not None and allowed.low <= least and greatest <= allowed.high:
             return
-        for dimension, entry in enumerate(entries):
-            if entry is not None:
-                yield entry, shape[dimension], True, None
+        note = note_of(node)
+        line = None if note is None else note.line
+        needed = {n for n in ancestors([index]) if n.target is not WITHIN}
+        sources = [self._specs[n] for n in needed if n.op == "placeholder"]
+        is_given = all(map(self._is_given, sources)) and not any(map(is_random, needed))
+        if is_given and not sources:
+            self._check_now(index, allowed, line)
+        elif is_given and len(needed) <= _LONGEST_COMPUTATION:
+            self._check_before(index, needed, allowed, line)
+        else:
+            self._guard(node, index, allowed, line)
+
+    def _is_given(self, spec: InputSpec) -> bool:
+        """Whether an input is known before a call runs, and small enough to compute with a second time."""
+        if spec.role is Role.USER_INPUT:
+            return True
+        return spec.role in (Role.BUFFER, Role.CONSTANT) and spec.name not in self._graph.signature.written
+
+    def _check_now(self, index: fx.Node, allowed: Range, line: SourceLine | None) -> None:
+        """Check integers that are the same in every call."""
+        wrong = first_wrong(as_function(self._computation(index, []).ops)()[0], allowed)
+        if wrong is not None:
+            what = f"the model uses the {allowed.what} {wrong[1]}"
+            raise out_of_range(what, allowed, line, fix="correct the number, or enlarge what is indexed")
+
+    def _check_before(self, index: fx.Node, needed: set[fx.Node], allowed: Range, line: SourceLine | None) -> None:
+        """Check integers before each call, or when the state that they depend on is bound."""
+        itself = _same_elements(index)
+        if itself in self._inputs:
+            position = self._inputs.index(itself)
+            check = IndexCheck(_described(self._specs[itself]), allowed, line, position)
+            self.checks.setdefault((itself, allowed), check)
+            return
+        state = [node for node, spec in self._specs.items() if node in needed and spec.role is not Role.USER_INPUT]
+        source = next((node for node in self._inputs if node in needed), None)
+        taken = state if source is None else [*self._inputs, *state]
+        check = IndexCheck(
+            _described(self._specs[state[0] if source is None else source]),
+            allowed,
+            line,
+            position=None,
+            ops=self._computation(index, taken),
+            state=tuple(self._specs[node].name for node in state),
+            is_of_state=source is None,
+        )
+        self.checks.setdefault((index, allowed), check)
+
+    def _computation(self, index: fx.Node, taken: list[fx.Node]) -> StepGraph:
+        """A graph from these inputs to one index."""
+        needed = ancestors([index])
+        builder = GraphBuilder()
+        for node in taken:  # in this order, whatever they are
+            builder.input(replace(self._specs[node], role=Role.USER_INPUT), node)
+        for node in self._ops.nodes:
+            if node.op == "call_function" and node in needed:
+                if node.target is WITHIN:
+                    builder.copies[node] = builder.copies[node.args[0]]  # pyright: ignore[reportArgumentType]
+                else:
+                    builder.copy([node])
+        builder.output(OutputSpec("index", OutputRole.USER_OUTPUT), builder.copies[index])
+        return builder.build("index", graphs=self._graph.graphs)
+
+    def _guard(self, node: fx.Node, index: fx.Node, allowed: Range, line: SourceLine | None) -> None:
+        """Let the program tell the worst of some integers, and go on with those that are in range."""
+        ops, low, high = self._ops, allowed.low, max(allowed.low, allowed.high)
+        with ops.inserting_before(index.next if index.op == "call_function" else self._first_op()):
+            safe = insert(ops, index, aten.clamp.default, index, low, high)
+            judged = index
+            if allowed.ignored is not None:
+                is_ignored = insert(ops, index, aten.eq.Scalar, index, allowed.ignored)
+                safe = insert(ops, index, aten.where.self, is_ignored, index, safe)
+                judged = insert(ops, index, aten.masked_fill.Scalar, index, is_ignored, low)
+            judged = insert(ops, index, aten._to_copy.default, judged, dtype=torch.int64)
+            least, greatest = (insert(ops, index, op.default, judged) for op in (aten.min, aten.max))
+            is_low = insert(ops, index, aten.lt.Scalar, least, low)
+            worst = insert(ops, index, aten.where.self, is_low, least, greatest)
+        self._guards.append((Guard(line, f"{allowed.what} of {allowed.op} in {allowed}", allowed), worst))
+        ends = [low, high, *([] if allowed.ignored is None else [allowed.ignored])]
+        self._known[safe] = (min(ends), max(ends))
+        if node.target is WITHIN:
+            node.replace_all_uses_with(safe)
+            return
+        made = set(ancestors([worst, safe])) - ancestors([index])
+        index.replace_all_uses_with(safe, delete_user_cb=lambda user: user not in made)
+        self._safe[index] = safe
+
+    def _first_op(self) -> fx.Node:
+        return next(node for node in self._ops.nodes if node.op != "placeholder")
+
+    def guarded_graph(self) -> StepGraph:
+        """The graph as it is now, without markers; it returns what its guards have found."""
+        ops = self._ops
+        for node in [node for node in ops.nodes if node.target is WITHIN]:
+            node.replace_all_uses_with(node.args[0])  # pyright: ignore[reportArgumentType]
+            ops.erase_node(node)
+        if not self._guards:
+            return self._graph
+        output = ops.output_node()
+        specs, results = list(self._graph.signature.outputs), list[Any](output.args[0])  # pyright: ignore
+        found = [node for _, node in self._guards]
+        with ops.inserting_before(output):
+            guards = insert(ops, found[0], aten.stack.default, found)
+            for position, spec in enumerate(specs):
+                if spec.role is OutputRole.GUARD:
+                    before = insert(ops, found[0], aten._to_copy.default, results[position], dtype=torch.int64)
+                    guards = insert(ops, found[0], aten.cat.default, [before, guards])
+                    del specs[position], results[position]
+                    break
+        output.args = ((*results, guards),)
+        signature = replace(self._graph.signature, outputs=(*specs, OutputSpec("guards", OutputRole.GUARD)))
+        guards_of = (*self._graph.guards, *(guard for guard, _ in self._guards))
+        return replace(self._graph, signature=signature, guards=guards_of)
+
+
+def _described(spec: InputSpec) -> str:
+    if spec.role is Role.CONSTANT:
+        return "a tensor from outside the model"
+    return f"{'argument' if spec.role is Role.USER_INPUT else 'buffer'} {spec.name}"
 
 
 def _same_elements(node: fx.Node) -> fx.Node:
     """The node that holds the same integers, looking through ops that neither drop nor change any."""
-    while node.target in _KEEPS_ELEMENTS and not value_of(node).dtype.is_floating_point:
+    while node.target in _KEEPS_ELEMENTS and not value_of(node.all_input_nodes[0]).is_floating_point():
         node = node.all_input_nodes[0]
     return node
-
-
-def _computation(graph: StepGraph, index: fx.Node, state: set[fx.Node]) -> fx.GraphModule | None:
-    """A graph from the user's inputs to one index, if it is short and needs nothing else."""
-    needed = ancestors([index])
-    if len(needed) > _LONGEST_COMPUTATION or needed & state or any(map(is_random, needed)):
-        return None
-    ops = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in graph.ops.nodes:
-        if (node.op == "placeholder" and node not in state) or (node.op == "call_function" and node in needed):
-            copies[node] = ops.node_copy(node, lambda n: copies[n])
-    ops.output(copies[index])
-    return fx.GraphModule(nn.Module(), ops)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from poptorch import environment
@@ -17,7 +19,8 @@ def dumping(label: str) -> Observer:
     folder = environment.DUMP.read()
     if not folder:
         return lambda name, graph: None
-    target = _new_folder(Path(folder), label)
+    with _naming(environment.DUMP):
+        target = _new_folder(Path(folder), label)
     previous: list[int] = []
 
     def write(name: str, graph: StepGraph) -> None:
@@ -27,7 +30,8 @@ def dumping(label: str) -> Observer:
         number = len(previous)
         previous.append(count)
         text = f"# {number} {name}: {change}\n{graph}\n"
-        (target / f"{number:02d}_{name}.txt").write_text(text, encoding="utf-8")
+        with _naming(environment.DUMP):
+            (target / f"{number:02d}_{name}.txt").write_text(text, encoding="utf-8")
 
     return write
 
@@ -43,9 +47,20 @@ def show_captured(graph: StepGraph) -> None:
     if not file:
         return
     path = Path(file) / "model.proto" if Path(file).is_dir() else Path(file)
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = f"{graph}\n".encode()
-    path.write_bytes(zlib.compress(content) if environment.EXPORT_PROTO_AS_BINARY.flag() else content)
+    content = zlib.compress(content) if environment.EXPORT_PROTO_AS_BINARY.flag() else content
+    with _naming(environment.EXPORT_PROTO_FILE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+@contextmanager
+def _naming(variable: environment.Variable) -> Generator[None, None, None]:
+    """Let an error of the system say which variable led to it."""
+    try:
+        yield
+    except OSError as error:
+        raise variable.unusable(error) from error
 
 
 def _new_folder(folder: Path, label: str) -> Path:

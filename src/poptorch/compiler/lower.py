@@ -2,63 +2,91 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 
-from poptorch.compiler.accumulate import drop_intermediates, split_update
+from poptorch.compiler.accumulate import drop_intermediates, has_update, split_update
 from poptorch.compiler.anchors import plan_anchors, return_anchors
-from poptorch.compiler.bounds import index_checks
-from poptorch.compiler.hoist import hoist_weight_ops
+from poptorch.compiler.bounds import check_indices
 from poptorch.compiler.passes import Observer, run_passes
-from poptorch.compiler.scatter import scatter_row_gradients
+from poptorch.compiler.schedule import plan_schedule
 from poptorch.enums import MeanReductionStrategy, OutputMode
 from poptorch.errors import Error, explain
-from poptorch.executable import Batching, Executable, Program
-from poptorch.ir import StepGraph, verify
+from poptorch.executable import (
+    AnchorPlan,
+    Batching,
+    Executable,
+    GroupBinding,
+    Grouping,
+    Interface,
+    Program,
+    StateBinding,
+)
+from poptorch.ir import Role, StepGraph, verify
+from poptorch.ir.hoist import hoist
 from poptorch.ir.names import tensor_names
-from poptorch.ir.structure import Layout
 from poptorch.options import Settings
 
 
-def compile_graph(graph: StepGraph, result: Layout, settings: Settings, observe: Observer) -> Executable:
+@dataclass(frozen=True)
+class Surroundings:
+    """What an executable says beside its programs: how it is called, and whose its state is."""
+
+    interface: Interface
+    groups: tuple[GroupBinding, ...] = ()
+    groupings: tuple[Grouping, ...] = ()
+
+
+def compile_graph(graph: StepGraph, around: Surroundings, settings: Settings, observe: Observer) -> Executable:
     """Run all passes over a captured graph and lower it."""
-    names = tensor_names(graph, with_paths=settings.module_namescope)
-    anchors = plan_anchors(settings.anchors, names, settings.batching)
-    graph = return_anchors(graph, settings.anchors, names)
-    executable = lower(run_passes(graph, settings, observe), result, settings, observe)
-    return replace(executable, anchors=anchors, tensor_names=(*names.values, *names.state))
+    names = tensor_names(graph, with_paths=settings.report.module_namescope)
+    anchors = plan_anchors(settings.report.anchors, names, settings.batching)
+    graph = run_passes(return_anchors(graph, settings.report.anchors, names), settings, observe)
+    return lower(graph, around, settings, observe, anchors, (*names.values, *names.state))
 
 
-def lower(graph: StepGraph, result: Layout, settings: Settings, observe: Observer) -> Executable:
+def lower(
+    graph: StepGraph,
+    around: Surroundings,
+    settings: Settings,
+    observe: Observer,
+    anchors: tuple[AnchorPlan, ...] = (),
+    names: tuple[str, ...] = (),
+) -> Executable:
     """Make the programs: one that does everything if each micro-batch is an update of its own, otherwise two.
 
-    A step with guards is cut too: the update must wait until the guards are known to hold.
+    A step with guards is cut too: what it writes must wait until the guards are known to hold.
     """
-    if settings.training and settings.strategy is MeanReductionStrategy.PostAndLoss:
+    if settings.is_training and settings.training.mean_reduction is MeanReductionStrategy.PostAndLoss:
         raise Error(
             explain(
                 "MeanReductionStrategy.PostAndLoss is out of range: there is no such reduction any more.",
                 fix="choose Running or Post, which give the same result",
             )
         )
-    plan = settings.batching
-    update: Program | None = None
-    prepare: Program | None = None
-    if not settings.training:
-        step, prepare_graph = hoist_weight_ops(graph)
-        if prepare_graph is not None:
-            verify(prepare_graph)
-            observe("prepare", prepare_graph)
-            prepare = Program(prepare_graph)
-    elif plan.micro_batches_per_update == 1 and not graph.guards:
-        step = scatter_row_gradients(drop_intermediates(graph))
+    graph, checks = check_indices(graph)
+    plan, programs = settings.batching, list[Program]()
+
+    def add(graph: StepGraph) -> None:
+        verify(graph)
+        observe(graph.name, graph)
+        programs.append(Program(graph, reads_fixed_state=not settings.is_training))
+
+    waits = settings.is_training and has_update(graph) and plan.micro_batches_per_update > 1
+    waits = waits or bool(graph.guards and graph.signature.written)
+    if not settings.is_training:
+        graph, prepare = hoist(graph, _fixed(graph))
+        if prepare is not None:
+            add(prepare)
+        add(graph)
+    elif waits and has_update(graph):
+        step, update = split_update(graph, settings)
+        add(update)
+        add(step)
     else:
-        step, update_graph = split_update(graph, settings)
-        step = scatter_row_gradients(step)
-        verify(update_graph)
-        observe("update", update_graph)
-        update = Program(update_graph)
-    verify(step)
-    observe(step.name, step)
+        add(drop_intermediates(graph))
+    programs.reverse()  # the step first
+    step = programs[0].graph
+    updates = tuple(program.name for program in programs if program.name == "update")
     batching = Batching(
         device_iterations=plan.device_iterations,
         micro_batches_per_update=plan.micro_batches_per_update,
@@ -67,5 +95,22 @@ def lower(graph: StepGraph, result: Layout, settings: Settings, observe: Observe
         kept=plan.kept,
         sums=plan.output_mode is OutputMode.Sum,
     )
-    program = Program(step, reads_fixed_state=not settings.training)
-    return Executable(program, update, prepare, batching, result, index_checks(step), settings.random_seed)
+    schedule = plan_schedule(step.name, updates, plan, waits=waits)
+    state = {spec.name: spec for program in programs for spec in program.state}
+    return Executable(
+        programs=tuple(programs),
+        schedule=schedule,
+        binding=StateBinding(tuple(state.values()), around.groups, around.groupings),
+        batching=batching,
+        interface=around.interface,
+        checks=checks,
+        anchors=anchors,
+        tensor_names=names,
+        random_seed=settings.engine.random_seed,
+    )
+
+
+def _fixed(graph: StepGraph) -> set[str]:
+    """The weights that an inference step only reads."""
+    weights = {spec.name for spec in graph.signature.inputs if spec.role in (Role.PARAMETER, Role.BUFFER)}
+    return weights - graph.signature.written

@@ -21,17 +21,20 @@ from typing_extensions import Self
 from poptorch import profiling
 from poptorch._logging import logger
 from poptorch.data.channel import Channel, Kind, Message
+from poptorch.data.checks import flag, member, number, seconds, whole_number
 from poptorch.data.lifeline import Lifeline
 from poptorch.data.patience import POLL_SECONDS, Patience, Watch
-from poptorch.data.process import WorkerProcess, send_by
+from poptorch.data.process import WorkerProcess, why_it_did_not_start
+from poptorch.data.sending import send_by
 from poptorch.data.shared_file import SharedFile
 from poptorch.data.slots import SlotLayout, Slots
 from poptorch.data.torch_workers import FETCHER_FAILED, HOW_TO_WAIT_LONGER, how_it_ended
 from poptorch.data.worker import Job
 from poptorch.enums import SharingStrategy
 from poptorch.errors import DataError, Error, WorkerError, explain
-from poptorch.ir.structure import CUSTOM_TYPES, ICustomArgParser
+from poptorch.structure import CUSTOM_TYPES, ICustomArgParser
 
+_MOST_BUFFERS = 65536
 _TRACE = profiling.Channel("poptorch.DataLoader")  # PyTorch marks the other mode by itself
 
 
@@ -69,8 +72,13 @@ class AsynchronousDataAccessor:
             timeout: seconds to wait for one batch. With 0 the accessor waits for as long as the worker is busy (for
                 at most an hour), and gives up after 7 seconds in which it does nothing.
         """
-        if buffer_size < 1:
-            raise DataError(f"buffer_size is {buffer_size!r}, but there must be at least one buffer.")
+        what = "it is a number of batches to load ahead"
+        buffer_size = whole_number("buffer_size", buffer_size, least=1, most=_MOST_BUFFERS, what=what)
+        spins = number("miss_sleep_time_in_ms", miss_sleep_time_in_ms) <= 0
+        load_indefinitely = flag("load_indefinitely", load_indefinitely)
+        early_preload = flag("early_preload", early_preload)
+        strategy = member("sharing_strategy", sharing_strategy, SharingStrategy)
+        patience = _patience_for(dataset, timeout)
         _check_dataset(dataset, rebatched_size)
         self._dataset, self._rebatched_size = dataset, rebatched_size
         self._load_indefinitely = load_indefinitely
@@ -82,7 +90,6 @@ class AsynchronousDataAccessor:
         self._messages: deque[Message] = deque()
         self._failure: str | None = None
         self._mailbox, self._memory = SharedFile.in_memory(), SharedFile.in_memory()
-        strategy = SharingStrategy(sharing_strategy)
         self._channel, far_end = Channel.pair()
         lifeline = Lifeline()
         job = Job(
@@ -97,16 +104,17 @@ class AsynchronousDataAccessor:
             keeps_remainder=not getattr(dataset, "_drops_remainder", getattr(dataset, "drop_last", True)),
             load_indefinitely=load_indefinitely,
             early_preload=early_preload,
-            spins=miss_sleep_time_in_ms <= 0,
+            spins=spins,
             start_method=multiprocessing.get_start_method(),
             random_state=torch.get_rng_state(),
+            default_dtype=torch.get_default_dtype(),
             seed=int(torch.empty((), dtype=torch.int64).random_()),
             custom_types=_sendable(CUSTOM_TYPES.registered()),
         )
         worker = self._worker = WorkerProcess(job, strategy, self._channel, lifeline)
         far_end.close()
         Finalize(self, worker.stop, exitpriority=100)  # at exit, before Python waits for processes without a limit
-        self._watch = Watch(_patience_for(dataset, timeout), lambda: [worker.pid])
+        self._watch = Watch(patience, lambda: [worker.pid])
         logger.debug("AsynchronousDataAccessor worker process: %s", worker.pid)
         self._slots: Slots | None = None
         self._slots = self._await_layout(buffer_size + 1)
@@ -165,6 +173,9 @@ class AsynchronousDataAccessor:
             message = self._messages.popleft()
             if message.kind == Kind.FAILED:
                 raise self._raised(message)
+            if message.kind == Kind.WARNED:
+                logger.warning("%s", self._mail(message).decode())
+                continue
             if message.number == self._generation:
                 return message
             if message.kind != Kind.END:
@@ -186,7 +197,8 @@ class AsynchronousDataAccessor:
         if self._messages:
             return
         if code is not None:
-            raise self._failed(f"{self._name} {how_it_ended(code)}.")
+            details = why_it_did_not_start(code) if self._slots is None else {}
+            raise self._failed(f"{self._name} {how_it_ended(code)}.", **details)
         self._check_progress()
 
     def _check_progress(self) -> None:
@@ -253,8 +265,10 @@ class AsynchronousDataAccessor:
 def _check_dataset(dataset: Any, rebatched_size: int | None) -> None:
     if getattr(dataset, "_accessor", None) is not None:
         raise Error("this DataLoader is asynchronous already: wrap one with DataLoaderMode.Sync, or iterate it itself.")
+    if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+        raise DataError(f"elements come by iteration or by index, but {dataset!r} has neither.")
     if rebatched_size is not None:
-        if not isinstance(rebatched_size, int) or rebatched_size < 2:
+        if isinstance(rebatched_size, bool) or not isinstance(rebatched_size, int) or rebatched_size < 2:
             raise DataError(f"rebatched_size is None or a number of rows greater than 1, not {rebatched_size!r}.")
     elif getattr(dataset, "_may_end_with_remainder", False):
         raise DataError(
@@ -266,18 +280,17 @@ def _check_dataset(dataset: Any, rebatched_size: int | None) -> None:
 
 
 def _patience_for(dataset: Any, timeout: float) -> Patience:
-    own = getattr(dataset, "_patience", None)
+    own, timeout = getattr(dataset, "_patience", None), seconds("timeout", timeout)
     if timeout or not isinstance(own, Patience):
         return Patience.of(timeout or getattr(dataset, "timeout", 0))
     # A loader with torch workers watches them itself and knows more about them, so it may speak first.
     return own.longer(1.0) if getattr(dataset, "num_workers", 0) else own
 
 
-def _sendable(parsers: dict[type, ICustomArgParser]) -> dict[type, ICustomArgParser]:
+def _sendable(parsers: dict[type, ICustomArgParser]) -> tuple[bytes, ...]:
     """Those that another process can have; a type that is local to a function can only be inherited by a fork."""
-    sendable: dict[type, ICustomArgParser] = {}
+    sendable: list[bytes] = []
     for kind, parser in parsers.items():
         with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
-            pickle.dumps((kind, parser))
-            sendable[kind] = parser
-    return sendable
+            sendable.append(pickle.dumps((kind, parser)))
+    return tuple(sendable)

@@ -22,6 +22,7 @@ class Kind(IntEnum):
     FILLED_PARTLY = auto()  # the same, with fewer rows than the slot has room for
     END = auto()  # of an epoch; number: generation
     FAILED = auto()  # slot, number: where in the mailbox the reason begins, and its length
+    WARNED = auto()  # slot, number: where in the mailbox a warning for the user begins, and its length
     FREE = auto()  # slot: may be filled again
     START = auto()  # an epoch is wanted; number: generation, a new one discards what was loaded before
     STOP = auto()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from poptorch.ir.structure import flatten, flatten_like, rebuild
+from poptorch.structure import flatten, flatten_like, rebuild
 
 
 def grouped(batches: Iterable[Any], size: int, *, drop_last: bool) -> Iterator[Any]:
@@ -23,6 +23,6 @@ def joined(batches: list[Any]) -> Any:
     """One batch with the rows of all; the structure is that of the first."""
     if len(batches) == 1:
         return batches[0]
-    layout, _ = flatten(batches[0])
-    columns = zip(*(flatten_like(layout, batch) for batch in batches), strict=True)
-    return rebuild(layout, [torch.cat(column) for column in columns])
+    structure, _ = flatten(batches[0])
+    columns = zip(*(flatten_like(structure, batch) for batch in batches), strict=True)
+    return rebuild(structure, [torch.cat(column) for column in columns])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 import torch.utils.data
 from torch.utils.data import IterableDataset
 from typing_extensions import Self
 
 from poptorch._logging import logger
 from poptorch.data.accessor import AsynchronousDataAccessor
+from poptorch.data.checks import called, flag, iterated, keywords, member, whole_number
 from poptorch.data.grouping import grouped
 from poptorch.data.patience import Patience
 from poptorch.data.plan import LoadPlan, plan_loading
@@ -31,6 +34,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     >>> [batch.tolist() for batch in loader]
     [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15]]
     """
+
+    _has_use_for_remainder = False  # whether smaller batches at the end are no mistake
 
     def __init__(
         self,
@@ -69,41 +74,51 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._accessor: AsynchronousDataAccessor | None = None
         if not isinstance(options, Options):
             raise DataError(f"the first argument of DataLoader is a poptorch.Options, not a {type(options).__name__}.")
-        if "rebatched_size" in (async_options or {}):
+        _check_samples(dataset, batch_sampler, **kwargs)
+        mode = member("mode", mode, DataLoaderMode)
+        num_workers = whole_number("num_workers", num_workers, least=0, what="it is a number of processes")
+        drop_last, shuffle = flag("drop_last", drop_last), None if shuffle is None else flag("shuffle", shuffle)
+        persists = num_workers > 0 if persistent_workers is None else flag("persistent_workers", persistent_workers)
+        divides = flag("auto_distributed_partitioning", auto_distributed_partitioning)
+        async_options = keywords("async_options", async_options, _ACCESSOR_ARGUMENTS)
+        if "rebatched_size" in async_options:
             raise DataError("rebatched_size is set by the loader: use DataLoaderMode.AsyncRebatched instead.")
-        options._freeze()
-        self._options = options
         self._patience = Patience.of(kwargs.pop("timeout", 0))
         self._plan = plan_loading(
             options,
             batch_size=batch_size,
             drop_last=drop_last,
-            mode=DataLoaderMode(mode),
+            mode=mode,
             rebatched_worker_size=rebatched_worker_size,
             batch_sampler=batch_sampler,
         )
+        options._freeze()
+        self._options = options
+        warns = not self._has_use_for_remainder
         if batch_sampler is not None:
-            _check_batch_sampler(batch_sampler, self._plan, shuffle)
+            _check_batch_sampler(batch_sampler, self._plan, shuffle, warns=warns)
         elif shuffle is None:
             shuffle = False
-        if auto_distributed_partitioning and options.Distributed.numProcesses > 1:
+        if divides and options.Distributed.numProcesses > 1:
             _check_can_be_shared(dataset, self._plan, batch_sampler, kwargs.get("sampler"))
             kwargs["sampler"] = _sampler_of_share(options, len(dataset), self._plan, shuffle=bool(shuffle))
             shuffle = False
-        _warn_about_the_end(dataset, self._plan, options.Distributed.numProcesses, num_workers, kwargs)
+        _warn_about_repeats(dataset, num_workers, kwargs)
+        if warns:
+            _warn_about_the_end(dataset, self._plan, options.Distributed.numProcesses)
         super().__init__(
             dataset,
             batch_size=self._plan.fetch_size,
             shuffle=shuffle,
             num_workers=num_workers,
             drop_last=self._plan.torch_drops_last,
-            persistent_workers=num_workers > 0 if persistent_workers is None else persistent_workers,
+            persistent_workers=persists,
             batch_sampler=batch_sampler,  # pyright: ignore[reportArgumentType]
             **kwargs,
         )
         if mode != DataLoaderMode.Sync:
             size = self._plan.rebatched_size
-            self._accessor = AsynchronousDataAccessor(self, rebatched_size=size, **(async_options or {}))
+            self._accessor = AsynchronousDataAccessor(self, rebatched_size=size, **async_options)
             self._accessor._dataset = weakref.proxy(
                 self
             )  # without a cycle, deleting the loader ends the worker at once
@@ -130,12 +145,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return not plan.drop_last and plan.group_size == 0 and plan.combined_batch_size not in (None, 1)
 
     def __len__(self) -> int:
-        """The number of items in an epoch; with a batch sampler PyTorch's number, that of its batches."""
-        size = self._plan.rebatched_size
-        if size is None:
+        """The number of items in an epoch."""
+        size, joined = self._plan.rebatched_size, self._plan.group_size
+        if size is None and joined <= 1:
             return super().__len__()
-        rows = len(self.dataset) if isinstance(self.dataset, IterableDataset) else len(self.sampler)  # pyright: ignore
-        return rows // size if self._plan.drop_last else -(-rows // size)
+        if size is None:
+            parts, size = super().__len__(), joined
+        else:
+            parts = len(self.dataset if isinstance(self.dataset, IterableDataset) else self.sampler)  # pyright: ignore
+        return parts // size if self._plan.drop_last else -(-parts // size)
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Begin an epoch."""
@@ -171,10 +189,40 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return {**self.__dict__, "_accessor": None, "_iterator": None}
 
 
-def _check_batch_sampler(batch_sampler: Any, plan: LoadPlan, shuffle: bool | None) -> None:
+_ACCESSOR_ARGUMENTS = list(inspect.signature(AsynchronousDataAccessor).parameters)[1:]
+
+
+def _check_samples(
+    dataset: Any,
+    batch_sampler: Any,
+    *,
+    sampler: Any = None,
+    collate_fn: Any = None,
+    worker_init_fn: Any = None,
+    generator: Any = None,
+    **others: Any,
+) -> None:
+    """Raise if samples cannot be had in the way that these arguments say."""
+    if not isinstance(dataset, IterableDataset):
+        if not hasattr(dataset, "__getitem__"):
+            raise DataError(
+                f"dataset gives samples by index or is an IterableDataset, but {dataset!r} does and is not."
+            )
+        if not hasattr(dataset, "__len__") and sampler is None and batch_sampler is None:
+            fix = "give it a __len__, pass a sampler, or let it be an IterableDataset"
+            raise DataError(explain(f"{type(dataset).__name__} has no length, so there are no indices.", fix=fix))
+    iterated("sampler", sampler)
+    iterated("batch_sampler", batch_sampler)
+    called("collate_fn", collate_fn)
+    called("worker_init_fn", worker_init_fn)
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise DataError(f"generator is a torch.Generator, not {generator!r}.")
+
+
+def _check_batch_sampler(batch_sampler: Any, plan: LoadPlan, shuffle: bool | None, *, warns: bool) -> None:
     if shuffle:
         raise Error("batch_sampler decides the order, so shuffle=True cannot be given too.")
-    if plan.drop_last or plan.group_size == 1:
+    if plan.drop_last or plan.group_size == 1 or not warns:
         return
     try:
         length = len(batch_sampler)
@@ -221,25 +269,26 @@ def _sampler_of_share(options: Options, samples: int, plan: LoadPlan, *, shuffle
     return ShareSampler(share, seed if shuffle else None)
 
 
-def _warn_about_the_end(
-    dataset: Any, plan: LoadPlan, processes: int, num_workers: int, torch_arguments: dict[str, Any]
-) -> None:
-    """Warn if elements come more than once, or if the last batch will be smaller than a compiled model takes."""
-    if isinstance(dataset, IterableDataset):
-        if num_workers > 1 and torch_arguments.get("worker_init_fn") is None:
-            logger.warning(
-                "each of the %d workers iterates over the whole IterableDataset, so each element will be returned %d "
-                "times. Pass a worker_init_fn that gives each worker its own part.",
-                num_workers,
-                num_workers,
-            )
-    elif plan.group_size == 0 and not plan.drop_last and plan.combined_batch_size is not None:
-        whole = plan.combined_batch_size * processes
-        if len(dataset) % whole:
-            logger.warning(
-                "the data set has %d elements, which is not a multiple of the combined batch size %d times %d "
-                "processes: the last batch is smaller, because drop_last is False, and a compiled model refuses it.",
-                len(dataset),
-                plan.combined_batch_size,
-                processes,
-            )
+def _warn_about_repeats(dataset: Any, num_workers: int, torch_arguments: dict[str, Any]) -> None:
+    """Warn if elements come more than once."""
+    if isinstance(dataset, IterableDataset) and num_workers > 1 and torch_arguments.get("worker_init_fn") is None:
+        logger.warning(
+            "each of the %d workers iterates over the whole IterableDataset, so each element will be returned %d "
+            "times. Pass a worker_init_fn that gives each worker its own part.",
+            num_workers,
+            num_workers,
+        )
+
+
+def _warn_about_the_end(dataset: Any, plan: LoadPlan, processes: int) -> None:
+    """Warn if the last batch will be smaller than a compiled model takes."""
+    if isinstance(dataset, IterableDataset) or plan.group_size or plan.drop_last or plan.combined_batch_size is None:
+        return
+    if len(dataset) % (plan.combined_batch_size * processes):
+        logger.warning(
+            "the data set has %d elements, which is not a multiple of the combined batch size %d times %d "
+            "processes: the last batch is smaller, because drop_last is False, and a compiled model refuses it.",
+            len(dataset),
+            plan.combined_batch_size,
+            processes,
+        )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from poptorch import environment
+from poptorch.data.checks import seconds
 from poptorch.data.process_table import ProcessStat, process_table
 from poptorch.errors import DataError, explain
 
@@ -34,8 +35,7 @@ class Patience:
     @classmethod
     def of(cls, timeout: float = 0) -> Patience:
         """A positive timeout is a plain limit per batch; 0 means what the environment says, or the defaults."""
-        if timeout < 0:
-            raise DataError(f"timeout is a number of seconds, or 0 for the default, not {timeout!r}")
+        timeout = seconds("timeout", timeout)
         if timeout == 0:
             timeout = _timeout_of_environment()
         return cls(timeout, timeout) if timeout else cls()
@@ -53,14 +53,11 @@ def _timeout_of_environment() -> float:
     variable = environment.DATA_TIMEOUT
     text = variable.read()
     try:
-        seconds = float(text or 0)
-    except ValueError:
-        seconds = -1.0
-    if seconds < 0:
+        return seconds(variable.name, float(text or 0))
+    except (ValueError, DataError):
         raise DataError(
             explain(f"{variable.name}={text!r} is not a number of seconds.", fix=f"for example {variable.name}=60")
-        )
-    return seconds
+        ) from None
 
 
 class Watch:

@@ -5,13 +5,14 @@ Pure numbers; `plan_loading` is tested without data, workers or processes.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
-from poptorch.enums import DataLoaderMode
+from poptorch.data.checks import whole_number
+from poptorch.enums import DataLoaderMode, OutputMode
 from poptorch.errors import DataError, Error
-from poptorch.options import Options
+from poptorch.options import BatchPlan, Options
 
 
 @dataclass(frozen=True)
@@ -46,27 +47,27 @@ def plan_loading(
     batch_sampler: Any,
 ) -> LoadPlan:
     """The plan for these arguments of a loader; raises if they contradict each other."""
-    per_call = (
-        options.device_iterations
-        * (options.replication_factor // options.input_group_size)
-        * options.Training.gradient_accumulation
-    )
+    per_call = BatchPlan(
+        options.device_iterations,
+        options.Training.gradient_accumulation,
+        options.replication_factor,
+        OutputMode.All,
+        1,
+        options.input_group_size,
+    ).input_batches
     if batch_sampler is not None:
-        if batch_size != 1:
+        if not isinstance(batch_size, int) or batch_size != 1:
             raise Error(f"batch_sampler decides how large batches are, so batch_size={batch_size} cannot be given too.")
         return LoadPlan(getattr(batch_sampler, "batch_size", 1), per_call, 1, None, per_call, drop_last)
     if batch_size is None:
         return LoadPlan(None, per_call, None, None, 0, drop_last)
-    if not isinstance(batch_size, Integral) or batch_size < 1:
-        raise DataError(f"batch_size is {batch_size!r}, but a micro-batch has a number of rows, at least one.")
+    batch_size = whole_number("batch_size", batch_size, least=1, what="a micro-batch has a number of rows")
     combined = fetch = batch_size * per_call
+    if combined > sys.maxsize:
+        raise DataError(f"batch_size is {batch_size}, so a call takes {combined} rows, more than any data set has.")
     if mode is DataLoaderMode.AsyncRebatched and rebatched_worker_size is not None:
-        if not 1 <= rebatched_worker_size <= combined:
-            raise DataError(
-                f"rebatched_worker_size is {rebatched_worker_size}, "
-                f"but it must lie between 1 and the combined batch size {combined}."
-            )
-        fetch = rebatched_worker_size
+        what = f"it is a number of rows, and not more than the combined batch size {combined}"
+        fetch = whole_number("rebatched_worker_size", rebatched_worker_size, least=1, most=combined, what=what)
     # Only the accessor sees the rows of all workers, so only there a remainder can be told from a short fetch.
     rebatches = mode is DataLoaderMode.AsyncRebatched or (mode is DataLoaderMode.Async and not drop_last)
     return LoadPlan(batch_size, per_call, fetch, combined if rebatches and combined > 1 else None, 0, drop_last)

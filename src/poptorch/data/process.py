@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import signal
-from collections.abc import Callable, Iterable
+import sys
 from typing import Any
 
 from poptorch.data.channel import Channel, Kind
 from poptorch.data.leftovers import kill_group
 from poptorch.data.lifeline import Lifeline
-from poptorch.data.shared_file import SharedFile
 from poptorch.data.worker import Job, run
 from poptorch.enums import SharingStrategy
 from poptorch.errors import DataError, explain
@@ -28,30 +26,12 @@ _START_METHODS = {
 _POLITE_SECONDS, _SIGNALS = 3.0, ((signal.SIGINT, 2.0), (signal.SIGTERM, 1.0))
 
 
-class Direct:
-    """A data set that reaches the worker as an argument."""
-
-    def __init__(self, dataset: Iterable[Any]) -> None:
-        self._dataset = dataset
-
-    def __call__(self) -> Iterable[Any]:
-        return self._dataset
-
-
-class InFile:
-    """A data set that reaches the worker as a pickle in a nameless temporary file."""
-
-    def __init__(self, dataset: Iterable[Any]) -> None:
-        self._file = SharedFile.on_disk()
-        self._place = self._file.append(pickle.dumps(dataset))
-
-    def __call__(self) -> Iterable[Any]:
-        return pickle.loads(self._file.read(*self._place))
-
-
-def send_by(strategy: SharingStrategy) -> Callable[[Iterable[Any]], Callable[[], Iterable[Any]]]:
-    """How a data set is wrapped for its way to the worker."""
-    return InFile if strategy is SharingStrategy.FileSystem else Direct
+_NAME = "poptorch-data-worker"
+_UNGUARDED = 87  # the exit code of a worker that begins to start a worker, because it runs the whole program
+_GUARD = (
+    'put what the program does under `if __name__ == "__main__":`, so that a fresh process can import it without doing '
+    "it again, or pass sharing_strategy=poptorch.SharingStrategy.Fork"
+)
 
 
 class WorkerProcess:
@@ -62,21 +42,17 @@ class WorkerProcess:
         context: Any = multiprocessing.get_context(_START_METHODS[strategy])
         if strategy is SharingStrategy.ForkServer:  # import PyTorch once, in the server, and not in each worker
             context.set_forkserver_preload(["__main__", run.__module__])
-        self._process = context.Process(target=run, args=(job,), name="poptorch-data-worker")
+        self._process = context.Process(target=run, args=(job,), name=_NAME)
         self._is_stopped = False
+        if strategy is not SharingStrategy.Fork:
+            _check_program_is_guarded()
         try:
             self._process.start()
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except Exception as error:
             for end in (channel, job.channel):
                 end.close()
-            raise DataError(
-                explain(
-                    f"the data set cannot be sent to the worker process: {error}",
-                    strategy=f"{strategy!s} starts a fresh process and pickles the data set",
-                    fix="define its classes and functions at the top level of a module, "
-                    "or pass sharing_strategy=poptorch.SharingStrategy.Fork",
-                )
-            ) from error
+            lifeline.cut()
+            raise _not_started(error, strategy) from error
 
     @property
     def pid(self) -> int:
@@ -117,3 +93,40 @@ class WorkerProcess:
         """Kill the worker and the processes it started, which form a group of their own."""
         kill_group(self.pid)
         self._process.kill()
+
+
+def _check_program_is_guarded() -> None:
+    """Raise if this process is being started itself; Python would not let it start another one then."""
+    process = multiprocessing.current_process()
+    if not getattr(process, "_inheriting", False):
+        return
+    what = explain("a process that is being started cannot start a data worker.", fix=_GUARD)
+    if process.name == _NAME:  # whoever waits for this worker learns it from the code
+        print(what, file=sys.stderr, flush=True)
+        os._exit(_UNGUARDED)
+    raise DataError(what)
+
+
+def _not_started(error: Exception, strategy: SharingStrategy) -> DataError:
+    if isinstance(error, (OSError, EOFError)):
+        return DataError(f"the worker process could not be started: {type(error).__name__}: {error}")
+    return DataError(
+        explain(
+            f"the data set cannot be sent to the worker process: {type(error).__name__}: {error}",
+            strategy=f"{strategy!s} starts a fresh process and pickles the data set",
+            fix="define its classes and functions at the top level of a module, "
+            "or pass sharing_strategy=poptorch.SharingStrategy.Fork",
+        )
+    )
+
+
+def why_it_did_not_start(code: int) -> dict[str, str]:
+    """More about a worker that ended with this code before it had anything to say."""
+    if code == _UNGUARDED:
+        return {"reason": "it imported the program, which at once began to start a worker again", "fix": _GUARD}
+    if code == 1:
+        return {
+            "reason": "an exception before it could report any, which is shown on standard error above",
+            "likely": "a fresh process first imports the program, and that fails; " + _GUARD,
+        }
+    return {}

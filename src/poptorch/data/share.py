@@ -25,6 +25,8 @@ class Share:
     drop_last: bool
 
     def __post_init__(self) -> None:
+        if not 0 <= self.process < self.processes:
+            raise DataError(f"there is no process {self.process} of {self.processes}: they are counted from 0.")
         if self.drop_last and self.samples < self.combined_batch_size * self.processes:
             raise DataError(
                 explain(

@@ -30,9 +30,14 @@ class SharedFile:
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
 
-    def append(self, content: bytes) -> tuple[int, int]:
-        """Add content at the end; gives where it begins and how long it is."""
-        begin = os.fstat(self._descriptor).st_size
+    @property
+    def nbytes(self) -> int:
+        """How long it is."""
+        return os.fstat(self._descriptor).st_size
+
+    def append(self, content: bytes | memoryview, alignment: int = 1) -> tuple[int, int]:
+        """Add content at the end, or at the next multiple of a number; gives where it begins and how long it is."""
+        begin = -(-self.nbytes // alignment) * alignment
         written = 0
         while written < len(content):
             written += os.pwrite(self._descriptor, memoryview(content)[written:], begin + written)
@@ -55,9 +60,13 @@ class SharedFile:
         else:
             os.ftruncate(self._descriptor, nbytes)
 
+    def mapped(self, nbytes: int = 0) -> mmap.mmap:
+        """The first bytes, or all of them; valid for as long as they are referenced, even after `close`."""
+        return mmap.mmap(self._descriptor, nbytes)
+
     def as_tensor(self, nbytes: int) -> torch.Tensor:
-        """The first bytes as a tensor; it stays valid for as long as it is referenced, even after `close`."""
-        return torch.frombuffer(mmap.mmap(self._descriptor, nbytes), dtype=torch.uint8)
+        """The first bytes as a tensor."""
+        return torch.frombuffer(self.mapped(nbytes), dtype=torch.uint8)
 
     def close(self) -> None:
         if self._descriptor >= 0:

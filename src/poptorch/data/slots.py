@@ -15,7 +15,7 @@ import torch
 
 from poptorch.data.shared_file import SharedFile
 from poptorch.errors import DataError, explain
-from poptorch.ir.structure import Constant, Custom, Layout, Node, flatten, flatten_like, leaf_names, rebuild
+from poptorch.structure import Constant, Custom, Node, Structure, flatten, flatten_like, leaf_names, rebuild
 
 _ALIGNMENT = 64  # a cache line, and enough for every vector instruction
 
@@ -24,7 +24,7 @@ _ALIGNMENT = 64  # a cache line, and enough for every vector instruction
 class SlotLayout:
     """What one slot holds."""
 
-    structure: Layout
+    structure: Structure
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
 
@@ -57,17 +57,21 @@ class SlotLayout:
     def nbytes(self) -> int:
         return self.offsets[-1]
 
-    def take_apart(self, element: Any) -> list[torch.Tensor]:
-        """The tensors of a later element, which must have the structure and the types of the first."""
+    def take_apart(self, element: Any) -> tuple[list[torch.Tensor], list[str]]:
+        """The tensors of a later element of the same structure, in the types of the first; and which had another."""
         structure, _ = flatten(element)
         now, first = _outline(_as_delivered(structure)), _outline(self.structure)
         if now != first:
             raise DataError(f"an element has the structure {now}, but the first one of the data set had {first}.")
-        tensors = flatten_like(self.structure, element)
-        for name, tensor, dtype in zip(leaf_names(self.structure, "element"), tensors, self.dtypes, strict=True):
-            if tensor.dtype != dtype:
-                raise DataError(f"{name} is of type {tensor.dtype}, but in the first element it was {dtype}.")
-        return tensors
+        tensors, converted = flatten_like(self.structure, element), list[str]()
+        if any(tensor.dtype != dtype for tensor, dtype in zip(tensors, self.dtypes, strict=True)):
+            names = leaf_names(self.structure, "element")
+            for index, (name, tensor, dtype) in enumerate(zip(names, tensors, self.dtypes, strict=True)):
+                if tensor.dtype != dtype:
+                    what = f"{name} is of type {tensor.dtype}, but in the first element it was {dtype}"
+                    converted.append(what)
+                    tensors[index] = _converted(tensor, dtype, what)
+        return tensors, converted
 
     def build(self, tensors: Sequence[torch.Tensor]) -> Any:
         """A batch for the user around these tensors."""
@@ -125,6 +129,25 @@ class Slots:
         )
 
 
+def _converted(tensor: torch.Tensor, dtype: torch.dtype, what: str) -> torch.Tensor:
+    """The same numbers in another type; rounding a fraction is all that may be lost."""
+    if tensor.is_complex() and not dtype.is_complex:
+        kept = bool((tensor.imag == 0).all())
+        result = tensor.real.to(dtype)
+    else:
+        kept, result = True, tensor.to(dtype)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        kept = kept and bool((result.to(tensor.dtype) == tensor).all())
+    if not kept:
+        raise DataError(
+            explain(
+                f"{what}, which cannot hold its values.",
+                fix="let the data set give all its elements the same type",
+            )
+        )
+    return result
+
+
 def _fitting_rows(place: torch.Tensor, tensor: torch.Tensor, row: int) -> torch.Tensor:
     if place.dim() and place.shape[1:] == tensor.shape[1:] and row + len(tensor) <= len(place):
         return place.narrow(0, row, len(tensor))
@@ -137,7 +160,7 @@ def _fitting_rows(place: torch.Tensor, tensor: torch.Tensor, row: int) -> torch.
     )
 
 
-def _as_delivered(structure: Layout) -> Layout:
+def _as_delivered(structure: Structure) -> Structure:
     """The structure as the user gets it back: tuples become lists. Anything that is not a tensor is refused."""
     if isinstance(structure, Constant):
         kind = type(structure.value).__name__
@@ -153,7 +176,7 @@ def _as_delivered(structure: Layout) -> Layout:
     return structure
 
 
-def _outline(structure: Layout) -> Any:
+def _outline(structure: Structure) -> Any:
     """Something to compare structures by: neither the order of keys nor the examples of custom types matter."""
     if isinstance(structure, Node):
         children = dict(zip(structure.keys, map(_outline, structure.children), strict=True))

@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -30,7 +30,7 @@ from poptorch.data.shared_file import SharedFile
 from poptorch.data.slots import SlotLayout, Slots
 from poptorch.data.torch_workers import LostWorker
 from poptorch.errors import DataError
-from poptorch.ir.structure import CUSTOM_TYPES, ICustomArgParser
+from poptorch.structure import CUSTOM_TYPES
 
 _A_WHILE = 60.0  # a wait is only a loop around this, so its length does not matter
 _LONGEST_TRACEBACK = 100_000
@@ -55,7 +55,8 @@ class Job:
     start_method: str  # for processes that the data set starts
     random_state: torch.Tensor
     seed: int
-    custom_types: dict[type, ICustomArgParser] = field(default_factory=dict)
+    default_dtype: torch.dtype
+    custom_types: tuple[bytes, ...]  # pickles of a type and its parser
 
 
 class Restart(Exception):
@@ -68,14 +69,14 @@ class Stop(Exception):
 
 def run(job: Job) -> None:
     """What the process does."""
-    with contextlib.suppress(OSError):
-        os.setpgid(0, 0)  # Ctrl-C is for the main process, which then ends this group
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    job.lifeline.attach(end_group)
-    multiprocessing.set_start_method(job.start_method, force=True)
-    torch.set_num_threads(1)  # a forked process must not use the threads of its parent, which it does not have
     worker = Worker(job)
     try:
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)  # Ctrl-C is for the main process, which then ends this group
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        job.lifeline.attach(end_group)
+        multiprocessing.set_start_method(job.start_method, force=True)
+        torch.set_num_threads(1)  # a forked process must not use the threads of its parent, which it does not have
         worker.prepare()
         worker.run()
     except (Stop, KeyboardInterrupt):
@@ -107,6 +108,7 @@ class Worker:
         self._generation = 0
         self._requested = 0  # epochs that the accessor asked for in this generation
         self._begun = 0  # epochs that were begun in this generation
+        self._has_warned = False  # of types that change
 
     @property
     def is_ready(self) -> bool:
@@ -115,8 +117,9 @@ class Worker:
 
     def prepare(self) -> None:
         """Get the data set, and seed the random numbers of this process."""
-        for kind, parser in self._job.custom_types.items():
-            CUSTOM_TYPES.register(kind, parser)
+        torch.set_default_dtype(self._job.default_dtype)
+        for pickled in self._job.custom_types:
+            CUSTOM_TYPES.register(*pickle.loads(pickled))
         self._dataset = self._job.dataset()
         torch.set_rng_state(self._job.random_state)
         random.seed(self._job.seed)
@@ -149,7 +152,7 @@ class Worker:
         """One element per slot."""
         for element in one_pass(self._dataset):
             slots = self._slots or self._allocate(SlotLayout.of(element))
-            tensors = slots.layout.take_apart(element)
+            tensors = self._take_apart(slots, element)
             slot = self._next_slot()
             slots.write(slot, tensors)
             is_full = slots.is_full(tensors)
@@ -165,7 +168,7 @@ class Worker:
             for element in one_pass(self._dataset):
                 nonlocal slots
                 slots = slots or self._allocate(SlotLayout.of(element, rows=size))
-                yield slots.layout.take_apart(element)
+                yield self._take_apart(slots, element)
 
         for piece in pieces(items(), size):
             assert slots is not None
@@ -178,6 +181,16 @@ class Worker:
             slot = self._next_slot()
             slots.set_rows(slot, [rows] * len(slots.layout.shapes))
             yield slot, False
+
+    def _take_apart(self, slots: Slots, element: Any) -> list[torch.Tensor]:
+        tensors, converted = slots.layout.take_apart(element)
+        if converted and not self._has_warned:
+            self._has_warned = True
+            text = (
+                f"{'; '.join(converted)}. This and later differences are converted to the types of the first element."
+            )
+            self.tell(Kind.WARNED, *self._job.mailbox.append(text.encode()))
+        return tensors
 
     def _allocate(self, layout: SlotLayout) -> Slots:
         """Make the slots for elements of this layout, and let the accessor know."""

@@ -1,23 +1,27 @@
-"""The finished program as a frozen, saveable value."""
+"""The finished program as plain data: programs, schedule, batch plan and the structure of its results."""
 
-from poptorch.executable.checks import IndexCheck
-from poptorch.executable.executable import AnchorPlan, Batching, Executable, Grouping
-from poptorch.executable.program import Program, in_place
-from poptorch.ir import InputSpec, OutputRole, Phase, Role, note_of
-from poptorch.ir.ops import is_view
+from poptorch.executable.checks import IndexCheck, first_wrong, out_of_range
+from poptorch.executable.executable import AnchorPlan, Batching, Executable
+from poptorch.executable.interface import Arguments, Interface
+from poptorch.executable.program import Program
+from poptorch.executable.schedule import Commit, Instruction, Run, Schedule
+from poptorch.executable.state import GroupBinding, Grouping, StateBinding
 
 __all__ = [
     "AnchorPlan",
+    "Arguments",
     "Batching",
+    "Commit",
     "Executable",
+    "GroupBinding",
     "Grouping",
     "IndexCheck",
-    "InputSpec",
-    "OutputRole",
-    "Phase",
+    "Instruction",
+    "Interface",
     "Program",
-    "Role",
-    "in_place",
-    "is_view",
-    "note_of",
+    "Run",
+    "Schedule",
+    "StateBinding",
+    "first_wrong",
+    "out_of_range",
 ]

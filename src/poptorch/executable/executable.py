@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from poptorch.executable.checks import IndexCheck
+from poptorch.executable.data import plain, tensors_in
+from poptorch.executable.interface import Interface
 from poptorch.executable.program import Program
-from poptorch.ir import InputSpec, OutputSpec
-from poptorch.ir.structure import Layout
+from poptorch.executable.schedule import Schedule
+from poptorch.executable.state import StateBinding
+from poptorch.ir import Guard, InputSpec, OutputSpec
+from poptorch.ir.digest import digest
 
 
 @dataclass(frozen=True)
@@ -45,48 +51,68 @@ class AnchorPlan:
 
 
 @dataclass(frozen=True)
-class Grouping:
-    """A parameter that has one entry per group of replicas, in a first dimension that programs do not see."""
-
-    name: str
-    of_replicas: tuple[int, ...]  # the group of each replica
-
-    @property
-    def groups(self) -> int:
-        return max(self.of_replicas) + 1
-
-
-@dataclass(frozen=True)
 class Executable:
-    """What one call runs: `step` for every micro-batch and, if it is not part of the step, `update` after each group.
+    """What one call runs: programs, in the order of the schedule.
 
-    `prepare` computes the DERIVED state of an inference step; it runs whenever weights are taken over.
+    `prepare`, if there is one, computes the DERIVED state of an inference step when weights are taken over.
     """
 
-    step: Program
-    update: Program | None
-    prepare: Program | None
+    programs: tuple[Program, ...]
+    schedule: Schedule
+    binding: StateBinding
     batching: Batching
-    result: Layout
-    checks: tuple[IndexCheck, ...]
-    random_seed: int | None
+    interface: Interface
+    checks: tuple[IndexCheck, ...] = ()
     anchors: tuple[AnchorPlan, ...] = ()
-    groupings: tuple[Grouping, ...] = ()
     tensor_names: tuple[str, ...] = ()  # what anchors can be asked for
+    random_seed: int | None = None
+
+    def program(self, name: str) -> Program:
+        return next(program for program in self.programs if program.name == name)
 
     @property
-    def programs(self) -> tuple[Program, ...]:
-        return tuple(program for program in (self.step, self.update, self.prepare) if program is not None)
+    def step(self) -> Program:
+        """What runs for every micro-batch."""
+        return self.program(self.schedule.runs[0].program)
+
+    @property
+    def update(self) -> Program | None:
+        """What runs once per update, if that is not part of the step."""
+        return next((program for program in self.programs if program.name == "update"), None)
+
+    @property
+    def prepare(self) -> Program | None:
+        return next((program for program in self.programs if program.name == "prepare"), None)
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        return self.step.guards
+
+    @property
+    def constants(self) -> dict[str, torch.Tensor]:
+        """The values of CONSTANT inputs of any program."""
+        return {name: value for program in self.programs for name, value in program.constants.items()}
 
     @property
     def state(self) -> tuple[InputSpec, ...]:
         """Every state input of any program, once."""
-        return tuple({spec.name: spec for program in self.programs for spec in program.state}.values())
+        return self.binding.inputs
 
     @property
     def outputs(self) -> tuple[OutputSpec, ...]:
         """What the step returns: the user's outputs, then anchors and guards if there are any."""
         return self.step.returned
 
+    @property
+    def changes_state(self) -> bool:
+        """Whether a call changes tensors that outlive it."""
+        return any(program.written_state for program in self.programs)
+
+    @property
+    def digest(self) -> str:
+        """A name for what the executable does: the same in every process, wherever the model was written."""
+        return digest(plain(self), tensors_in(self))
+
     def __str__(self) -> str:
-        return "\n\n".join(str(program.graph) for program in self.programs)
+        call = f"call{self.interface.arguments}"
+        return "\n\n".join(map(str, [call, self.schedule, self.binding, *(p.graph for p in self.programs)]))

@@ -5,8 +5,11 @@ Who has IPU k holds the lock file of IPU k. The operating system gives up the lo
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import getpass
+import os
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -81,17 +84,22 @@ def _retry(count: int, first: int | None, wanted: str) -> Device:
 def _take(count: int, first: int | None) -> Device | None:
     """The device, or None if too few IPUs are free now."""
     candidates = range(number_of_ipus()) if first is None else range(first, first + count)
+    folder = _folder()
     ipus, locks = list[int](), list[FileLock]()
-    for ipu in candidates:
-        if len(ipus) == count:
-            break
-        lock = FileLock(_folder() / f"ipu{ipu}.lock", thread_local=False)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            continue
-        ipus.append(ipu)
-        locks.append(lock)
+    try:
+        for ipu in candidates:
+            if len(ipus) == count:
+                break
+            lock = FileLock(folder / f"ipu{ipu}.lock", thread_local=False)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                continue
+            ipus.append(ipu)
+            locks.append(lock)
+    except OSError as error:
+        Device(tuple(ipus), tuple(locks)).release()
+        raise _unusable(folder, error) from error
     device = Device(tuple(ipus), tuple(locks))
     if len(ipus) < count:
         device.release()
@@ -102,14 +110,45 @@ def _take(count: int, first: int | None) -> Device | None:
 def _folder() -> Path:
     """Where the lock files are; all processes of a user share it."""
     chosen = environment.IPU_LOCKS.read()
-    folder = Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"poptorch-ipus-{getpass.getuser()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"poptorch-ipus-{_user()}"
     except OSError as error:
-        raise Error(
-            explain(
-                f"the folder {folder}, in which processes agree on who uses which IPU, cannot be made: {error}",
-                fix=f"set {environment.IPU_LOCKS.name} to a folder that can be written to",
-            )
-        ) from error
+        raise _unusable("for temporary files", error) from error
+    try:
+        if chosen:
+            folder.mkdir(parents=True, exist_ok=True)
+        else:
+            _keep_private(folder)
+    except OSError as error:
+        raise _unusable(folder, error) from error
     return folder
+
+
+def _keep_private(folder: Path) -> None:
+    """Make a folder that is only ours, where everybody may make folders; raises OSError if it is not ours."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise OSError(
+            f"it is {'a link' if stat.S_ISLNK(found.st_mode) else 'no folder'}, which somebody else put there"
+        )
+    if hasattr(os, "geteuid") and found.st_uid != os.geteuid():
+        raise OSError(f"it belongs to the user with the number {found.st_uid}")
+    if stat.S_IMODE(found.st_mode) != 0o700:
+        folder.chmod(0o700)
+
+
+def _user() -> str:
+    """Who this is; a number, because not every user has a name."""
+    return str(os.geteuid()) if hasattr(os, "geteuid") else getpass.getuser()
+
+
+def _unusable(folder: Path | str, error: OSError) -> Error:
+    return Error(
+        explain(
+            f"the folder {folder}, in which processes agree on who uses which IPU, cannot be used: {error}",
+            fix=f"set {environment.IPU_LOCKS.name} to a folder that can be written to, "
+            "or run on the IPU model, which nobody has to share: Options.useIpuModel(True)",
+        )
+    )

@@ -1,10 +1,25 @@
-"""`StepGraph`: an FX graph of ATen ops and its `Signature`; printing, verifying, and nested user values."""
+"""`StepGraph`: an FX graph of ATen ops and its `Signature`; building, editing, printing and verifying."""
 
-from poptorch.ir.graph import Guard, Note, Phase, StepGraph, annotation, give_name, note_of, value_of, verify
+from poptorch.ir.build import GraphBuilder
+from poptorch.ir.edit import insert, insert_as
+from poptorch.ir.graph import (
+    Guard,
+    Note,
+    Phase,
+    StepGraph,
+    annotation,
+    call_graph,
+    give_name,
+    is_update,
+    note_of,
+    verify,
+)
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature, tensor_type
 from poptorch.ir.source import SourceLine
+from poptorch.ir.values import describe, fake_mode, update_value, value_of, with_stride
 
 __all__ = [
+    "GraphBuilder",
     "Guard",
     "InputSpec",
     "Note",
@@ -16,9 +31,17 @@ __all__ = [
     "SourceLine",
     "StepGraph",
     "annotation",
+    "call_graph",
+    "describe",
+    "fake_mode",
     "give_name",
+    "insert",
+    "insert_as",
+    "is_update",
     "note_of",
     "tensor_type",
+    "update_value",
     "value_of",
     "verify",
+    "with_stride",
 ]

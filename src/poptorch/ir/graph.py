@@ -5,7 +5,7 @@ Every op node carries a `Note` in its metadata: the phase it belongs to and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, cast
@@ -13,9 +13,11 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from poptorch.ir.ops import as_op
-from poptorch.ir.signature import OutputRole, Role, Signature, tensor_type
+from poptorch.ir.ops import as_op, is_random
+from poptorch.ir.ranges import Range
+from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature, tensor_type
 from poptorch.ir.source import SourceLine
+from poptorch.ir.values import value_of
 
 
 class Phase(Enum):
@@ -43,6 +45,12 @@ def note_of(node: fx.Node) -> Note | None:
     return cast("Note | None", node.meta.get("custom", {}).get(_NOTE))
 
 
+def is_update(node: fx.Node) -> bool:
+    """Whether an op belongs to the weight update."""
+    note = note_of(node)
+    return node.op == "call_function" and note is not None and note.phase is Phase.UPDATE
+
+
 def give_name(node: fx.Node, name: str) -> None:
     """Let users ask for the value of an op that has a note by a name of its own."""
     note = note_of(node)
@@ -57,26 +65,52 @@ def annotation(note: Note) -> dict[str, Note]:
 
 @dataclass(frozen=True)
 class Guard:
-    """A value of the first batch that the program relies on: later batches must reproduce it."""
+    """What the program relies on: a value of the first batch that later ones reproduce, or integers in a range.
+
+    If no guard has a range, the output of the guards tells for each whether it holds. Otherwise it holds integers: one
+    for each that is out of range if any is, and 1 for each value that is reproduced.
+    """
 
     line: SourceLine | None
     expected: str
+    allowed: Range | None = None
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Between which integers the output shows that the guard holds."""
+        return (1, 1) if self.allowed is None else (self.allowed.low, self.allowed.high)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepGraph:
     """A pure program over flat tensors: `ops` computes what `signature` declares.
 
     The output node returns one value per `signature.outputs`; an output with role NEW_VALUE is the value that the
     input of the same name has afterwards. `guards` describes the elements of the one GUARD output, if there is one.
+    `graphs` are those that belong to this one, by the names that its ops call them.
     """
 
     name: str
     ops: fx.Graph
     signature: Signature
     guards: tuple[Guard, ...] = ()
-    draws_random_numbers: bool = False
-    constants: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # values of CONSTANT inputs
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # values of CONSTANT inputs
+    graphs: Mapping[str, StepGraph] = field(default_factory=dict[str, "StepGraph"])
+    takes_any_length: bool = False  # whether its vectors may be longer or shorter than the signature says
+
+    @property
+    def inputs(self) -> list[tuple[InputSpec, fx.Node]]:
+        """Every input with its node."""
+        return list(zip(self.signature.inputs, self.placeholders, strict=True))
+
+    @property
+    def outputs(self) -> list[tuple[OutputSpec, fx.Node]]:
+        """Every output with the node that computes it."""
+        return list(zip(self.signature.outputs, self.results, strict=True))
+
+    @property
+    def draws_random_numbers(self) -> bool:
+        return any(is_random(node) for node in self.ops.nodes if node.op == "call_function")
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -96,17 +130,23 @@ class StepGraph:
     def count_ops(self) -> int:
         return sum(node.op == "call_function" for node in self.ops.nodes)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether two graphs compute the same by the same ops, which come from the same lines."""
+        from poptorch.ir.digest import are_equal  # which needs this class
+
+        return are_equal(self, other) if isinstance(other, StepGraph) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.signature))
+
     def __str__(self) -> str:
         return "\n".join(_print(self))
 
 
-def value_of(node: fx.Node) -> Any:
-    """The fake tensor (or tuple of them) that a node computes."""
-    return node.meta.get("val")
-
-
 def verify(graph: StepGraph) -> None:
     """Check what every pass must keep; a failure is a mistake of ours, not of the user."""
+    for inner in graph.graphs.values():
+        verify(inner)
     graph.ops.lint()
     inputs, outputs = graph.signature.inputs, graph.signature.outputs
     assert len(graph.placeholders) == len(inputs), f"{len(graph.placeholders)} placeholders, {len(inputs)} inputs"
@@ -116,17 +156,41 @@ def verify(graph: StepGraph) -> None:
     roles = [spec.role is Role.USER_INPUT for spec in inputs]
     assert roles == sorted(roles), "state comes first, then the inputs of the user"
     assert graph.signature.written <= set(names), "a new value for an input that does not exist"
-    for spec, node in zip(inputs, graph.placeholders, strict=True):
+    for spec, node in graph.inputs:
         value = value_of(node)
         assert tuple(value.shape) == spec.shape and value.dtype == spec.dtype, f"{spec} is declared, {value} is taken"
     guards = [spec for spec in outputs if spec.role is OutputRole.GUARD]
     assert len(guards) == bool(graph.guards), "one guard output if there are guards, none otherwise"
+    for node in graph.ops.nodes:
+        if node.target is call_graph:
+            _verify_call(graph, node)
+
+
+def _verify_call(graph: StepGraph, call: fx.Node) -> None:
+    name, operands = cast("tuple[str, list[fx.Node]]", call.args)
+    assert name in graph.graphs, f"a call of {name}, which does not exist"
+    taken = graph.graphs[name].signature.inputs
+    assert len(operands) == len(taken), f"{name} takes {len(taken)} tensors, not {len(operands)}"
+    for spec, operand in zip(taken, operands, strict=True):
+        value = value_of(operand)
+        assert value.dtype == spec.dtype and value.dim() == len(spec.shape), f"{spec} is declared, {value} is passed"
+
+
+def call_graph(name: str, operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """What a node calls that runs another graph on tensors of this one; engines put that graph in its place."""
+    raise AssertionError(f"{name} is not a function but a graph")
+
+
+def called_graphs(ops: fx.Graph) -> set[str]:
+    """The names of the graphs that ops run."""
+    return {str(node.args[0]) for node in ops.nodes if node.target is call_graph}
 
 
 def _print(graph: StepGraph) -> Iterator[str]:
-    names: dict[fx.Node, str] = {
-        node: spec.name for node, spec in zip(graph.placeholders, graph.signature.inputs, strict=True)
-    }
+    for inner in graph.graphs.values():
+        yield from _print(inner)
+        yield ""
+    names = {node: spec.name for spec, node in graph.inputs}
     yield f"{graph.name}({', '.join(map(str, graph.signature.inputs))}):"
     rows: list[tuple[str, str]] = []
     for node in graph.ops.nodes:
@@ -136,7 +200,7 @@ def _print(graph: StepGraph) -> Iterator[str]:
     width = min(max((len(op) for op, _ in rows), default=0), 100)
     for op, origin in rows:
         yield f"{op:<{width}}  {origin}".rstrip()
-    for node, spec in zip(graph.results, graph.signature.outputs, strict=True):
+    for spec, node in graph.outputs:
         yield f"  return {names.get(node, node)} as {spec}"
     for guard in graph.guards:
         yield f"  guard {guard.expected} at {guard.line}"
@@ -156,6 +220,9 @@ def _type(node: fx.Node) -> str:
 def _call(node: fx.Node, names: dict[fx.Node, str]) -> str:
     target = node.target
     called = str(target).removesuffix(".default") if as_op(target) is not None else _name(target)
+    if target is call_graph:
+        name, operands = cast("tuple[str, list[object]]", node.args)
+        return f"call {name}({', '.join(_argument(operand, names) for operand in operands)})"
     arguments = [_argument(value, names) for value in node.args]
     arguments += [f"{key}={_argument(value, names)}" for key, value in node.kwargs.items()]
     return f"{called}({', '.join(arguments)})"

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from poptorch.ir.graph import Phase, StepGraph, note_of, value_of
+from poptorch.ir.graph import Phase, StepGraph, note_of
 from poptorch.ir.ops import as_op
 from poptorch.ir.signature import OutputRole, Role
+from poptorch.ir.values import value_of
 
 # What PyTorch calls by several names has one here; the others are called as PyTorch calls them.
 _KINDS = {
@@ -39,14 +40,14 @@ def tensor_names(graph: StepGraph, *, with_paths: bool = True) -> Names:
     """Every tensor of a step under a name; `with_paths` puts the place in the model in front of ops."""
     values: dict[str, fx.Node] = {}
     state: dict[str, str] = {}
-    for spec, node in zip(graph.signature.inputs, graph.placeholders, strict=True):
+    for spec, node in graph.inputs:
         if spec.role is Role.USER_INPUT:
-            values[f"input/{spec.name.removeprefix('input:')}"] = node
+            values[f"input/{spec.key}"] = node
         elif spec.role in (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE):
             state[spec.name] = spec.name
         elif spec.role is Role.HYPER:
-            group, _, hyper = spec.name.partition(":")
-            state[f"{_HYPERS.get(hyper, hyper)}___{group}"] = spec.name
+            group = "loss" if spec.group is None else f"group{spec.group}"
+            state[f"{_HYPERS.get(spec.key, spec.key)}___{group}"] = spec.name
     counts: Counter[str] = Counter()
     stems: dict[fx.Node, str] = {}
     for node in graph.ops.nodes:
@@ -65,10 +66,11 @@ def tensor_names(graph: StepGraph, *, with_paths: bool = True) -> Names:
         stems[node] = stem if counts[stem] == 1 else f"{stem}__{counts[stem] - 1}"
         if not isinstance(value_of(node), (tuple, list)):
             values[f"{stems[node]}:0"] = node
-    for spec, node in zip(graph.signature.outputs, graph.results, strict=True):
+    registered = {spec.name for spec in graph.signature.inputs if spec.role in (Role.PARAMETER, Role.BUFFER)}
+    for spec, node in graph.outputs:
         if spec.role is OutputRole.GRADIENT:
             values[f"Gradient___{spec.name}"] = node
-        elif spec.role is OutputRole.NEW_VALUE and spec.name in state and ":" not in spec.name:
+        elif spec.role is OutputRole.NEW_VALUE and spec.name in registered:
             state[f"UpdatedVar___{spec.name}"] = spec.name
     return Names(values, state)
 

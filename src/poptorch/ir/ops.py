@@ -16,10 +16,16 @@ def as_op(target: object) -> Op[..., Any] | None:
     return target if isinstance(target, Op) else None  # pyright: ignore[reportUnknownVariableType]
 
 
+_DROPOUT = 3  # the position of the probability
+
+
 def is_random(node: fx.Node) -> bool:
-    """Whether an op draws random numbers."""
+    """Whether an op draws random numbers; attention does so only to drop something out."""
     op = as_op(node.target)
-    return op is not None and torch.Tag.nondeterministic_seeded in op.tags
+    if op is None or torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    is_attention = op is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    return not is_attention or node.args[_DROPOUT : _DROPOUT + 1] not in ((), (0,), (0.0,))
 
 
 def is_view(node: fx.Node) -> bool:

@@ -19,6 +19,7 @@ class Role(Enum):
     CONSTANT = "constant"
     DERIVED = "derived"  # computed from parameters and buffers when they are taken over, for inference
     ACCUMULATOR = "accumulator"
+    DRAWN = "drawn"  # random numbers, new ones for every run
     USER_INPUT = "input"
 
 
@@ -35,10 +36,11 @@ class OutputRole(Enum):
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of a graph: its name, what it stands for, and the tensor it takes.
+    """One input of a graph: its name, what it stands for, the tensor it takes, and whom it belongs to.
 
-    Parameters and buffers have the names that the module gives them. What belongs to one of them, or to none, has a
-    colon in its name (`fc.weight:momentum_buffer`, `group0:lr`), which no name of a module has.
+    Names are for people, and unique in a graph. Parameters and buffers have those that the module gives them; what
+    belongs to one of them, or to a group of parameters, is told apart by a colon (`fc.weight:momentum_buffer`,
+    `group0:lr`). The fields say the same for programs.
     """
 
     name: str
@@ -46,15 +48,19 @@ class InputSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
     stride: tuple[int, ...]
+    owner: str = ""  # the parameter or buffer that this is, or belongs to; empty if it belongs to none
+    key: str = ""  # what it is to its owner or group: `momentum_buffer`, `lr`
+    group: int | None = None  # of parameters, counted over all optimisers, that this belongs to
+
+    def __post_init__(self) -> None:
+        if self.role in (Role.PARAMETER, Role.BUFFER):
+            object.__setattr__(self, "owner", self.name)
 
     @classmethod
-    def of(cls, name: str, role: Role, tensor: torch.Tensor) -> InputSpec:
-        return cls(name, role, tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
-
-    @property
-    def owner(self) -> str:
-        """The parameter or buffer that this is, or belongs to."""
-        return self.name.partition(":")[0]
+    def of(
+        cls, name: str, role: Role, tensor: torch.Tensor, *, owner: str = "", key: str = "", group: int | None = None
+    ) -> InputSpec:
+        return cls(name, role, tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), owner, key, group)
 
     @property
     def nbytes(self) -> int:

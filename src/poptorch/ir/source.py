@@ -9,15 +9,17 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class SourceLine:
-    """One line of the user's program."""
+    """One line of the user's program, with what was written there when it was read."""
 
     file: str
     line: int
     function: str
+    text: str = ""
 
-    @property
-    def text(self) -> str:
-        return linecache.getline(self.file, self.line).strip()
+    @classmethod
+    def read(cls, file: str, line: int, function: str) -> SourceLine:
+        """The line as it is in the file now."""
+        return cls(file, line, function, linecache.getline(file, line).strip())
 
     @property
     def short(self) -> str:

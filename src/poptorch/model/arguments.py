@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 
 from poptorch._logging import logger
 from poptorch.errors import ArgumentBindingError, ArgumentError, Error, explain
+from poptorch.executable import Arguments
 from poptorch.ir import tensor_type
-from poptorch.ir.structure import Constant, Custom, Layout, Leaf, Node, flatten, flatten_like, leaf_names
+from poptorch.structure import (
+    Constant,
+    Custom,
+    Leaf,
+    Node,
+    Structure,
+    child_name,
+    constants,
+    flatten,
+    flatten_like,
+    hidden_tensors,
+    leaf_names,
+)
 
 _DTYPES = frozenset(
     {
@@ -86,37 +98,31 @@ class ArgumentBinder:
         return f"({', '.join(str(parameter) for parameter in self._parameters)})"
 
 
-@dataclass(frozen=True)
-class CallSpec:
+class CallSpec(Arguments):
     """The call that a model was compiled for; later calls must look the same."""
-
-    names: tuple[str, ...]
-    args: Layout
-    kwargs: Layout
-    tensor_names: tuple[str, ...]
-    shapes: tuple[torch.Size, ...]
-    dtypes: tuple[torch.dtype, ...]
 
     @classmethod
     def of(cls, binder: ArgumentBinder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallSpec:
-        layout, tensors = flatten((args, kwargs))
-        layout = cast("Node", layout)
+        structure, tensors = flatten((args, kwargs))
+        structure = cast("Node", structure)
         names = binder.names(len(args))
-        args_layout, kwargs_layout = cast("Node", layout.children[0]), cast("Node", layout.children[1])
+        args_structure, kwargs_structure = cast("Node", structure.children[0]), cast("Node", structure.children[1])
         tensor_names = [
-            n for name, child in zip(names, args_layout.children, strict=True) for n in leaf_names(child, name)
+            n for name, child in zip(names, args_structure.children, strict=True) for n in leaf_names(child, name)
         ]
         tensor_names += [
             n
-            for key, child in zip(kwargs_layout.keys, kwargs_layout.children, strict=True)
+            for key, child in zip(kwargs_structure.keys, kwargs_structure.children, strict=True)
             for n in leaf_names(child, key)
         ]
         for name, tensor in zip(tensor_names, tensors, strict=True):
             _check_supported(name, tensor)
+        for value in constants(structure):
+            _check_no_tensors(value)
         return cls(
             tuple(names),
-            args_layout,
-            kwargs_layout,
+            args_structure,
+            kwargs_structure,
             tuple(tensor_names),
             tuple(tensor.shape for tensor in tensors),
             tuple(tensor.dtype for tensor in tensors),
@@ -144,10 +150,6 @@ class CallSpec:
             )
         )
 
-    def __str__(self) -> str:
-        tensors = zip(self.tensor_names, self.dtypes, self.shapes, strict=True)
-        return f"({', '.join(f'{name}: {tensor_type(dtype, tuple(shape))}' for name, dtype, shape in tensors)})"
-
     def _is_flat_match(self, args: tuple[Any, ...]) -> bool:
         for value, shape, dtype in zip(args, self.shapes, self.dtypes, strict=True):
             if type(value) is not torch.Tensor or value.shape != shape or value.dtype != dtype:
@@ -161,41 +163,44 @@ class CallSpec:
                 f"Number of positional arguments mismatch: "
                 f"expected {len(expected.children)} arguments but got {len(args)}"
             )
-        for name, layout, value in zip(self.names, expected.children, args, strict=True):
-            self._compare_one(name, layout, value)
+        for name, structure, value in zip(self.names, expected.children, args, strict=True):
+            self._compare_one(name, structure, value)
         self._compare_keys("", cast("Node", self.kwargs), kwargs)
 
-    def _compare_one(self, name: str, layout: Layout, value: Any) -> None:
-        if isinstance(layout, Leaf):
-            self._compare_tensor(name, layout, value)
-        elif isinstance(layout, Constant):
-            _compare_constant(name, layout.value, value)
-        elif isinstance(layout, Custom):
-            if type(value) is not type(layout.example):
-                _type_mismatch(name, type(layout.example), value)
-            tensors = flatten_like(layout, value)
-            if len(tensors) != len(layout.leaves):
-                _mismatch(f"Length mismatch for {name}: expected {len(layout.leaves)} tensors but got {len(tensors)}")
-            for index, (leaf, tensor) in enumerate(zip(layout.leaves, tensors, strict=True)):
+    def _compare_one(self, name: str, structure: Structure, value: Any) -> None:
+        if isinstance(structure, Leaf):
+            self._compare_tensor(name, structure, value)
+        elif isinstance(structure, Constant):
+            _compare_constant(name, structure.value, value)
+        elif isinstance(structure, Custom):
+            if type(value) is not type(structure.example):
+                _type_mismatch(name, type(structure.example), value)
+            tensors = flatten_like(structure, value)
+            if len(tensors) != len(structure.leaves):
+                _mismatch(
+                    f"Length mismatch for {name}: expected {len(structure.leaves)} tensors but got {len(tensors)}"
+                )
+            for index, (leaf, tensor) in enumerate(zip(structure.leaves, tensors, strict=True)):
                 self._compare_one(f"{name}.{index}", leaf, tensor)
-        elif type(value) is not layout.kind:
-            _type_mismatch(name, layout.kind, value)
-        elif layout.is_mapping:
-            self._compare_keys(name, layout, value)
+        elif type(value) is not structure.kind:
+            _type_mismatch(name, structure.kind, value)
+        elif structure.is_mapping:
+            self._compare_keys(name, structure, value)
         else:
-            if len(value) != len(layout.children):
-                _mismatch(f"Length mismatch for {name}: expected {len(layout.children)} but got {len(value)}")
-            for key, child, item in zip(layout.keys, layout.children, value, strict=True):
-                self._compare_one(f"{name}[{key}]", child, item)
+            items = structure.items(value)
+            if tuple(items) != structure.keys:
+                _mismatch(f"Length mismatch for {name}: expected {len(structure.children)} but got {len(items)}")
+            for key, child in zip(structure.keys, structure.children, strict=True):
+                self._compare_one(child_name(structure, name, key), child, items[key])
 
-    def _compare_keys(self, name: str, layout: Node, value: dict[Any, Any]) -> None:
-        missing = sorted(str(key) for key in layout.keys if key not in value)
-        unexpected = sorted(str(key) for key in value if key not in layout.keys)
+    def _compare_keys(self, name: str, structure: Node, value: dict[Any, Any]) -> None:
+        missing = sorted(str(key) for key in structure.keys if key not in value)
+        unexpected = sorted(str(key) for key in value if key not in structure.keys)
         if missing:
             _mismatch(f"Missing arguments: {', '.join(missing)}.")
         if unexpected:
             _mismatch(f"Unexpected arguments: {', '.join(unexpected)}.")
-        for key, child in zip(layout.keys, layout.children, strict=True):
+        for key, child in zip(structure.keys, structure.children, strict=True):
             self._compare_one(f"{name}[{key}]" if name else str(key), child, value[key])
 
     def _compare_tensor(self, name: str, leaf: Leaf, value: Any) -> None:
@@ -220,6 +225,8 @@ def prepare(tensors: Sequence[torch.Tensor], warned: set[str]) -> list[torch.Ten
         if not tensor.is_contiguous():
             _warn_once(warned, "an input is not contiguous: a contiguous copy of it is used in every call.")
             tensor = tensor.contiguous()
+        elif tensor.is_neg():  # memory of the other sign, as the imaginary part of a conjugate has
+            tensor = tensor.resolve_neg()
         prepared.append(tensor)
     return prepared
 
@@ -250,6 +257,18 @@ def _check_supported(name: str, tensor: torch.Tensor) -> None:
         )
 
 
+def _check_no_tensors(value: Any) -> None:
+    if any(True for _ in hidden_tensors(value)):
+        kind = type(value).__name__
+        raise Error(
+            explain(
+                f"an argument is a {kind} that holds tensors, and this type is not known: they would be constants.",
+                fix=f"pass its tensors themselves, or teach poptorch the type: "
+                f"poptorch.registerCustomArgParser({kind}, ...)",
+            )
+        )
+
+
 def _compare_constant(name: str, expected: Any, value: Any) -> None:
     if type(value) is not type(expected):
         _type_mismatch(name, type(expected), value)
@@ -260,8 +279,11 @@ def _compare_constant(name: str, expected: Any, value: Any) -> None:
 def _is_equal(value: Any, expected: Any) -> bool:
     if getattr(value, "shape", None) != getattr(expected, "shape", None):
         return False
-    same = value == expected
-    return bool(same.all()) if hasattr(same, "all") else bool(same)  # NumPy arrays compare element by element
+    try:
+        same = value == expected
+        return bool(same.all()) if hasattr(same, "all") else bool(same)  # NumPy arrays compare element by element
+    except Exception:  # of the user's own comparison: what cannot be compared is not the same
+        return False
 
 
 def _type_mismatch(name: str, expected: type, value: Any) -> None:
@@ -272,8 +294,8 @@ def _signature(values: list[Any], names: list[str]) -> str:
     """The arguments of a call as `CallSpec` prints those that were compiled."""
     found: list[str] = []
     for index, value in enumerate(values):
-        layout, tensors = flatten(value)
-        inner = leaf_names(layout, names[index] if index < len(names) else f"*args[{index}]")
+        structure, tensors = flatten(value)
+        inner = leaf_names(structure, names[index] if index < len(names) else f"*args[{index}]")
         found += [f"{name}: {tensor_type(t.dtype, tuple(t.shape))}" for name, t in zip(inner, tensors, strict=True)]
     return f"({', '.join(found)})"
 

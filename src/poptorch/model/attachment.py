@@ -6,7 +6,7 @@ from poptorch._logging import logger
 from poptorch.enums import ConnectionType
 from poptorch.errors import DeviceError, Error, explain
 from poptorch.ipu import MOST_PER_MODEL, Device, acquire, model_is_asked_for
-from poptorch.options import Options
+from poptorch.options import PlacementSettings
 
 
 class Attachment:
@@ -15,28 +15,29 @@ class Attachment:
     The IPU model is no device that others could take: a model that runs on it is attached without taking one.
     """
 
-    def __init__(self, options: Options, ipus: int) -> None:
-        self._options = options
+    def __init__(self, wanted: PlacementSettings, ipus: int) -> None:
+        self._wanted = wanted
         self._ipus = ipus
         self._device: Device | None = None
         self.is_attached = False
-        self.is_offline = options.connection_type == ConnectionType.Never  # compiled, but never run by this process
+        self.is_offline = wanted.connection is ConnectionType.Never  # compiled, but never run by this process
 
     @property
     def uses_model(self) -> bool:
         """Whether the model runs on the IPU model rather than on IPUs, which are emulated too but can run out."""
-        return self._options.use_model if self._options.exists("use_model") else model_is_asked_for()
+        asked = self._wanted.uses_ipu_model
+        return model_is_asked_for() if asked is None else asked
 
     def before_compilation(self) -> None:
         """Check what the options ask for, and take the device if they want it right away."""
-        if self.is_offline and self._options.exists("use_model") and self._options.use_model:
+        if self.is_offline and self._wanted.uses_ipu_model:
             raise Error(
                 explain(
                     "the IPU model cannot be an offline target.", fix="leave out useIpuModel(True), or use a device"
                 )
             )
         self._count()
-        if self._options.connection_type == ConnectionType.Always:
+        if self._wanted.connection is ConnectionType.Always:
             self.attach()
 
     def after_compilation(self) -> None:
@@ -48,8 +49,7 @@ class Attachment:
         """Take the device."""
         self.check_online()
         if not self.uses_model:
-            first = self._options.ipu_id if self._options.exists("ipu_id") else None
-            self._device = acquire(self._count(), first)
+            self._device = acquire(self._count(), self._wanted.first_ipu)
             logger.debug("Attached to %s", self._device)
         self.is_attached = True
 
@@ -75,9 +75,9 @@ class Attachment:
     def _count(self) -> int:
         """How many IPUs to reserve: real ones come in powers of two."""
         rounded = 1 << (self._ipus - 1).bit_length()
-        if self._ipus != rounded and not self._options.auto_round_num_ipus:
+        if self._ipus != rounded and not self._wanted.rounds_up:
             what = f"{self._ipus} IPUs are asked for, but devices come with 1, 2, 4, … of them."
-            if self._options.exists("use_model") and not self._options.use_model:
+            if self._wanted.uses_ipu_model is False:
                 raise Error(explain(what, fix=f"call autoRoundNumIPUs(), which reserves {rounded}"))
             logger.info("%s A real system would need autoRoundNumIPUs().", what)
             rounded = self._ipus

@@ -8,12 +8,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from poptorch.errors import Error, explain, nearest
 from poptorch.executable import Executable
 from poptorch.ir import Role
-from poptorch.options import Options
+from poptorch.options import Settings
 
 
-def updatable_buffers(options: Options, module: nn.Module) -> list[str] | None:
+def updatable_buffers(settings: Settings, module: nn.Module) -> tuple[str, ...] | None:
     """The buffers that `copyNamedBuffersToDevice()` copies, which must exist; None if the option is not set."""
-    names: list[str] | None = options._Popart.options.get("updatableNamedBuffers")
+    names = settings.engine.updatable_buffers
     known = dict(module.named_buffers())
     for name in names or ():
         if name not in known:
@@ -21,12 +21,12 @@ def updatable_buffers(options: Options, module: nn.Module) -> list[str] | None:
     return names
 
 
-def check_broadcast(options: Options, module: nn.Module, executable: Executable) -> None:
+def check_broadcast(settings: Settings, module: nn.Module, executable: Executable) -> None:
     """Raise if replicas would change a buffer that the options say they share.
 
     Statistics of batch normalisation are exempt: every replica has its own, and the module gets those of the first.
     """
-    if not options.broadcast_buffers or executable.batching.replicas == 1:
+    if not settings.placement.broadcasts_buffers or executable.batching.replicas == 1:
         return
     step = executable.step
     for spec in step.state:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from poptorch._logging import logger
-from poptorch.ir.structure import ICustomArgParser, registerCustomArgParser
+from poptorch.structure import ICustomArgParser, registerCustomArgParser
 
 
 class GraphParser(ICustomArgParser):

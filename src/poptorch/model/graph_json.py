@@ -20,8 +20,7 @@ def _ops(program: Program) -> list[fx.Node]:
 
 
 def _node(program: Program, op: fx.Node) -> dict[str, Any]:
-    inputs = program.signature.inputs
-    names = {node: spec.name for node, spec in zip(program.graph.placeholders, inputs, strict=True)}
+    names = {node: spec.name for spec, node in program.graph.inputs}
     return {
         "name": op.name,
         "type": str(op.target),

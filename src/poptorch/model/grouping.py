@@ -6,21 +6,22 @@ group. The program is captured for one entry, and every replica is bound to the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
 from poptorch.enums import CommGroupType, VariableRetrievalMode
-from poptorch.errors import Error, explain
+from poptorch.errors import Error, explain, nearest
 from poptorch.executable import Grouping
+from poptorch.interrupts import run_and_undo
 from poptorch.options import Settings
 from poptorch.options.checks import integer, member
 
+T = TypeVar("T")
 
-@dataclass(frozen=True)
-class ReplicaGroups:
+
+class ReplicaGroups(NamedTuple):
     """What `replicaGrouping` was told about one parameter: `shards` replicas form a group.
 
     The replicas of a group share one tensor, so `retrieval` is recorded only: reading one replica of each group or all
@@ -32,7 +33,9 @@ class ReplicaGroups:
     retrieval: VariableRetrievalMode
 
     @classmethod
-    def checked(cls, kind: object, shards: object, retrieval: object) -> ReplicaGroups:
+    def checked(
+        cls, kind: object, shards: object, retrieval: object = VariableRetrievalMode.OnePerGroup
+    ) -> ReplicaGroups:
         return cls(
             member("replicaGrouping comm_group_type", kind, CommGroupType),
             integer("replicaGrouping shards", shards),
@@ -59,11 +62,12 @@ class ReplicaGroups:
 
 
 def plan_groupings(
-    parameters: Mapping[str, nn.Parameter], groups: Mapping[str, ReplicaGroups], settings: Settings
+    parameters: Mapping[str, nn.Parameter], groups: Mapping[str, tuple[Any, ...]], settings: Settings
 ) -> tuple[Grouping, ...]:
     """Which replica sees which part of which parameter; the parameters must have these parts."""
     planned: list[Grouping] = []
-    for name, group in groups.items():
+    for name, told in groups.items():
+        group = _checked(parameters, name, told)
         if group.kind is CommGroupType.All:
             continue  # all replicas share it, as they do without a grouping
         of_replicas = group.of_replicas(name, settings.batching.replicas)
@@ -76,21 +80,40 @@ def plan_groupings(
                 )
             )
         planned.append(Grouping(name, of_replicas))
-    if planned and (settings.clip_norm or settings.automatic_loss_scaling):
+    if planned and (settings.training.clip_norm or settings.training.automatic_loss_scaling):
         raise Error(
             "weights with a replicaGrouping cannot be trained with gradient norm clipping or automatic loss scaling."
         )
     return tuple(planned)
 
 
-@contextmanager
-def one_group_each(parameters: Mapping[str, nn.Parameter], groupings: tuple[Grouping, ...]) -> Iterator[None]:
-    """Inside, every grouped parameter is the weight of its first group, as `forward` sees it."""
+def _checked(parameters: Mapping[str, nn.Parameter], name: str, told: Any) -> ReplicaGroups:
+    """What `per_replica_params` says about a parameter; programs may have put a plain tuple there."""
+    if name not in parameters:
+        raise Error(f"replicaGrouping of {name!r}: the model has no such parameter{nearest(name, parameters)}.")
+    if not isinstance(told, tuple) or len(told) not in (2, 3):
+        raise Error(
+            explain(
+                f"per_replica_params[{name!r}] is {told!r}.",
+                fix="set (CommGroupType, shards, VariableRetrievalMode), or call replicaGrouping on the parameter",
+            )
+        )
+    return ReplicaGroups.checked(*told)
+
+
+def run_on_one_group(
+    parameters: Mapping[str, nn.Parameter], groupings: tuple[Grouping, ...], body: Callable[[], T]
+) -> T:
+    """Run a function while every grouped parameter is the weight of its first group, as `forward` sees it."""
     whole = {grouping.name: parameters[grouping.name].data for grouping in groupings}
-    try:
+
+    def run() -> T:
         for name, tensor in whole.items():
             parameters[name].data = tensor[0]
-        yield
-    finally:
+        return body()
+
+    def undo() -> None:
         for name, tensor in whole.items():
             parameters[name].data = tensor
+
+    return run_and_undo(run, undo)

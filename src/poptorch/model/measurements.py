@@ -5,76 +5,79 @@ from __future__ import annotations
 from poptorch.enums import OutputMode
 from poptorch.errors import Error, explain
 from poptorch.ipu import cycles_per_second
-from poptorch.options import Options
-from poptorch.runtime import CallTimes, Latency, Session, latency
+from poptorch.ir import OutputRole
+from poptorch.model.variants import Variant
+from poptorch.options import Settings
+from poptorch.runtime import NO_LATENCY, Latency, RunTrace, latency
 
 
 class Measurements:
     """The part of an executor that reports moments, latencies and cycles of the last call."""
 
-    _session: Session | None
-    _options: Options
-    _counts_cycles: bool
+    _current: Variant | None
+    _settings: Settings
 
     def getPerfCounters(self) -> dict[str, list[list[float]]]:
         """When each input was wanted and there, and each output computed and handed over, in seconds.
 
         One list per tensor, one moment per micro-batch; the origin is arbitrary. Without a call the lists are empty.
         """
-        if self._session is None:
+        if self._current is None:
             return {name: [[]] for name in ("input", "input_complete", "output", "output_complete")}
-        times, executable = self._times(), self._session.executable
-        inputs, outputs = len(executable.step.signature.user_inputs), self._session.number_of_outputs
-        ends = self._ends(times)
+        trace, executable = self._shown_trace(), self._current.session.executable
+        inputs = len(executable.step.signature.user_inputs)
+        outputs = sum(spec.role is OutputRole.USER_OUTPUT for spec in executable.outputs)
+        requested, started, ends = (
+            ([], [], []) if trace is None else (trace.requested, trace.started, self._ends(trace))
+        )
         return {
-            "input": [list(times.requested) for _ in range(inputs)],
-            "input_complete": [list(times.started) for _ in range(inputs)],
+            "input": [list(requested) for _ in range(inputs)],
+            "input_complete": [list(started) for _ in range(inputs)],
             "output": [list(ends) for _ in range(outputs)],
-            "output_complete": [[times.collected] * len(ends) for _ in range(outputs)],
+            "output_complete": [self._handed_over(trace) for _ in range(outputs)],
         }
 
     def getLatency(self) -> Latency:
         """Minimum, maximum and average seconds from asking for the inputs to handing over the outputs."""
-        times = self._times()
-        return latency(times.requested, self._handed_over(times))
+        trace = self._shown_trace()
+        return NO_LATENCY if trace is None else latency(trace.requested, self._handed_over(trace))
 
     def getHostIpuLatency(self) -> Latency:
         """Minimum, maximum and average seconds from asking for the inputs to having them."""
-        times = self._times()
-        return latency(times.requested, times.started)
+        trace = self._shown_trace()
+        return NO_LATENCY if trace is None else latency(trace.requested, trace.started)
 
     def getComputeLatency(self) -> Latency:
         """Minimum, maximum and average seconds from having the inputs to having computed the outputs."""
-        times = self._times()
-        return latency(times.started, self._ends(times))
+        trace = self._shown_trace()
+        return NO_LATENCY if trace is None else latency(trace.started, self._ends(trace))
 
     def getIpuHostLatency(self) -> Latency:
         """Minimum, maximum and average seconds from having computed the outputs to handing them over."""
-        times = self._times()
-        return latency(self._ends(times), self._handed_over(times))
+        trace = self._shown_trace()
+        return NO_LATENCY if trace is None else latency(self._ends(trace), self._handed_over(trace))
 
     def cycleCount(self) -> int:
         """How many cycles the last call took: measured time at the clock of the emulated IPU."""
-        if not self._counts_cycles:
+        if not self._settings.report.counts_cycles:
             raise Error(explain("Cycle count logging is disabled.", fix="set Options.logCycleCount(True)"))
-        if self._session is None or not self._session.times.finished:
+        if self._current is None or self._current.trace is None:
             raise Error("There is no cycle count yet. Please run the model at least once.")
-        return max(1, round(self._session.times.seconds * cycles_per_second()))
+        return max(1, round(self._current.trace.seconds * cycles_per_second()))
 
-    def _times(self) -> CallTimes:
-        """The moments of the last call; none if the data is synthetic, because nothing is transferred then."""
-        if self._session is None or self._options._Popart.options.get("syntheticDataMode", 0):
-            return CallTimes()
-        return self._session.times
+    def _shown_trace(self) -> RunTrace | None:
+        """The last call; none if the data is synthetic, because nothing is transferred then."""
+        if self._current is None or self._settings.engine.synthetic_data:
+            return None
+        return self._current.trace
 
-    def _ends(self, times: CallTimes) -> list[float]:
+    def _ends(self, trace: RunTrace) -> list[float]:
         """When the outputs that the call returned were computed; a sum is done with its last micro-batch."""
-        if self._session is None or not times.finished:
-            return []
-        batching = self._session.executable.batching
-        if self._options.output_mode is OutputMode.Sum:
-            return times.finished[-batching.replicas :]
-        return [times.finished[index] for index in batching.kept]
+        assert self._current is not None
+        batching, finished = self._current.session.executable.batching, trace.finished
+        if self._settings.batching.output_mode is OutputMode.Sum:
+            return finished[-batching.replicas :]
+        return [finished[index] for index in batching.kept]
 
-    def _handed_over(self, times: CallTimes) -> list[float]:
-        return [times.collected] * len(self._ends(times))
+    def _handed_over(self, trace: RunTrace | None) -> list[float]:
+        return [] if trace is None else [trace.collected] * len(self._ends(trace))

@@ -9,14 +9,13 @@ from torch import nn
 
 from poptorch._logging import logger
 from poptorch.enums import MeanReductionStrategy, ReductionType
-from poptorch.errors import Error, OptimizerError, OptimizerValueError, explain, nearest
-from poptorch.model.state import OwnedState
+from poptorch.errors import Error, OptimizerValueError, explain, nearest
 from poptorch.optim import Optimizer
 from poptorch.optim.attributes import AttributeWatch
 from poptorch.optim.description import describe
-from poptorch.optim.plan import OptimizerPlan
+from poptorch.optim.plan import GroupPlan, OptimizerPlan
 from poptorch.optim.view import ProgramView
-from poptorch.options import Anchor, Options, Settings, resolve
+from poptorch.options import Anchor, Options, Settings
 
 Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer] | tuple[torch.optim.Optimizer, ...]
 
@@ -39,18 +38,6 @@ class OptimizerSet:
         """Whether one of them has loaded a state dictionary that the program has not seen."""
         return any(isinstance(optimizer, Optimizer) and optimizer.ipu_state_is_dirty for optimizer in self.optimizers)
 
-    def check_order(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Raise if the optimisers of a compiled model come back in another order: each is known by its place."""
-        for index, optimizer in enumerate(optimizers):
-            places = [place for place, known in enumerate(self.optimizers) if known is optimizer]
-            if places and index not in places:
-                raise OptimizerError(
-                    explain(
-                        f"optimiser {index} is the one that the model was compiled with as optimiser {places[0]}.",
-                        fix="pass the optimisers in the same order as before, or call destroy() first",
-                    )
-                )
-
     def mark_step(self) -> None:
         """LR schedulers warn if nobody took a step."""
         for optimizer in self.optimizers:
@@ -69,14 +56,23 @@ class OptimizerSet:
                 logger.debug("%s", line)
         self._described = lines
 
-    def connect(self, state: OwnedState, settings: Settings) -> None:
-        """Let PopTorch's optimisers show what the program knows about them in their `state_dict()`."""
-        is_mean = settings.reduction is ReductionType.Mean
+    def connect(
+        self,
+        trained: Sequence[Mapping[str, tuple[nn.Parameter, GroupPlan]]],
+        scale_factor: torch.Tensor | None,
+        replica_groups: Mapping[str, int],
+        settings: Settings,
+    ) -> None:
+        """Let PopTorch's optimisers show what the program knows about them in their `state_dict()`.
+
+        `trained` has the parameters that the program trains for each optimiser, `scale_factor` is what automatic loss
+        scaling multiplies the loss scaling with.
+        """
+        is_mean = settings.training.reduction is ReductionType.Mean
         divisor = settings.batching.micro_batches_per_update if is_mean else 1
         self._views = []
         for index, (optimizer, plan) in enumerate(self):
-            parameters = state.trained_parameters(index, plan)
-            view = ProgramView(plan, parameters, divisor, state.scale_factor, state.replica_groups)
+            view = ProgramView(plan, dict(trained[index]), divisor, scale_factor, dict(replica_groups))
             if view.has_names_for(plan):
                 self._views.append(view)
             if isinstance(optimizer, Optimizer):
@@ -105,25 +101,25 @@ def is_number(name: str) -> bool:
     return name == "lossScaling_FLOAT" or "___specific___" in name
 
 
-def settings_for(
-    plans: tuple[OptimizerPlan, ...], settings: Settings, options: Options, *, is_compiled: bool
-) -> Settings:
-    """The settings that these optimisers need.
-
-    Sums of float16 gradients overflow, so an optimiser that accumulates in float16 gets a running mean.
-    """
-    name, running = "meanAccumulationAndReplicationReductionStrategy", MeanReductionStrategy.Running
-    if settings.strategy is running or not any(plan.accum_type is torch.float16 for plan in plans):
-        return settings
+def needs_running_mean(plans: Sequence[OptimizerPlan], settings: Settings, *, is_compiled: bool) -> bool:
+    """Whether gradients must be averaged as they come: sums of float16 gradients overflow."""
+    chosen, running = settings.training.mean_reduction, MeanReductionStrategy.Running
+    if chosen is running or not any(plan.accum_type is torch.float16 for plan in plans):
+        return False
     if is_compiled:
         raise OptimizerValueError(
             explain(
-                f"the model is already compiled with {name} {settings.strategy.name}, "
+                f"the model is already compiled with meanAccumulationAndReplicationReductionStrategy {chosen.name}, "
                 "but accum_type=torch.float16 needs Running.",
                 fix="call destroy() first, which lets the model compile again",
             )
         )
-    options._unfreeze()
-    options.Training.setMeanAccumulationAndReplicationReductionStrategy(running)
-    options._freeze()
-    return resolve(options, training=True)
+    return True
+
+
+def with_running_mean(options: Options) -> Options:
+    """The same options, frozen, with gradients averaged as they come."""
+    changed = options.clone()
+    changed.Training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.Running)
+    changed._freeze()
+    return changed

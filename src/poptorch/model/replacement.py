@@ -1,39 +1,96 @@
-"""What an optimiser may change after the model was compiled with it: its variable numbers, and nothing else."""
+"""What an optimiser may change after the model was compiled with it.
+
+Parameters decide: each goes on with the numbers of the group that holds it now, wherever that group is. Which
+parameters are trained, and which of them share their numbers, is part of the program; if that changes, the model has to
+be compiled again. Whatever else shapes the program is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import is_
+from typing import Any
 
-from poptorch._logging import warn_once
-from poptorch.capture import TrainedGroup
+import torch
+
+from poptorch.capture import Holder, TrainedGroup
 from poptorch.errors import OptimizerError, explain
 from poptorch.optim.attributes import check_replacement
 from poptorch.optim.plan import OptimizerPlan
+from poptorch.optim.rules import kept_as
 
 
 def check_optimizers(
-    compiled: Sequence[OptimizerPlan], now: Sequence[OptimizerPlan], groups: Sequence[TrainedGroup]
+    compiled: Sequence[OptimizerPlan],
+    now: Sequence[OptimizerPlan],
+    groups: Sequence[TrainedGroup],
+    holders: Mapping[str, Holder],
 ) -> None:
-    """Raise if a program that was compiled for some optimisers cannot go on with these."""
+    """Raise if a model that was compiled for some optimisers cannot go on with these; `holders` are of `now`."""
     if len(now) != len(compiled):
         raise OptimizerError(
             explain(
                 f"the model was compiled with {len(compiled)} optimiser(s), not with {len(now)}.",
-                fix="pass as many as before, in the same order, or call destroy() first",
+                fix="pass as many as before, or call destroy() first",
             )
         )
-    for old, new in zip(compiled, now, strict=True):
-        _check_optimizer(old, new)
-        if len(new.groups) > len(old.groups):
-            warn_once(
-                explain(
-                    f"the optimiser has {len(new.groups)} parameter groups, but the model was compiled with "
-                    f"{len(old.groups)}: parameters of the others are not trained.",
-                    fix="call destroy() first, which lets the model compile again",
-                )
-            )
+    successors = _successors(groups, holders)
+    for index, old in enumerate(compiled):
+        _check_optimizer(old, now[successors.get(index, index)])
     for group in groups:
-        _check_group(group, now[group.optimizer])
+        held = [holders[name] for name in group.names if name in holders]
+        for holder in {(holder.optimizer, holder.position): holder for holder in held}.values():
+            _check_group(group, holder)
+
+
+def fits(groups: Sequence[TrainedGroup], holders: Mapping[str, Holder]) -> bool:
+    """Whether each group of a program can take its numbers from the groups that hold its parameters now."""
+    owners: dict[int, int] = {}  # an optimiser of the program, and the one that is in its place
+    for group in groups:
+        held = {id(holder.plan): holder for name in group.names if (holder := holders.get(name)) is not None}
+        numbers = [holder.plan.values for holder in held.values()]
+        is_complete = all(name in holders for name in group.names)
+        if not is_complete or any(values != numbers[0] for values in numbers):
+            return False
+        for holder in held.values():
+            if owners.setdefault(group.optimizer, holder.optimizer) != holder.optimizer:
+                return False
+    return len(set(owners.values())) == len(owners)
+
+
+def _successors(groups: Sequence[TrainedGroup], holders: Mapping[str, Holder]) -> dict[int, int]:
+    """For each optimiser of a program the one that holds its parameters now, or the first of them."""
+    found: dict[int, int] = {}
+    for group in groups:
+        for name in group.names:
+            if name in holders:
+                found.setdefault(group.optimizer, holders[name].optimizer)
+    return found
+
+
+def inherit_state(before: Sequence[torch.optim.Optimizer], now: Sequence[torch.optim.Optimizer]) -> None:
+    """Let optimisers that have no state for a parameter go on with the state that the ones before them had for it.
+
+    Those keep a copy, and what belongs to parameters that nobody holds any more.
+    """
+    if all(map(is_, before, now)):
+        return
+    owners = {id(p): old for old in before for group in old.param_groups for p in group["params"]}
+    for new in now:
+        for parameter in (p for group in new.param_groups for p in group["params"]):
+            old = owners.get(id(parameter), new)
+            if old is not new and not _has_started(new.state.get(parameter)) and old.state.get(parameter):
+                new.state[parameter] = dict(old.state[parameter])
+                old.state[parameter] = {key: _copy(value) for key, value in old.state[parameter].items()}
+
+
+def _has_started(entries: Mapping[str, Any] | None) -> bool:
+    """Whether an optimiser has state of its own for a parameter; some make it in their constructor, with no steps."""
+    return bool(entries) and bool(entries.get("step", True))
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _check_optimizer(old: OptimizerPlan, new: OptimizerPlan) -> None:
@@ -55,19 +112,12 @@ def _check_optimizer(old: OptimizerPlan, new: OptimizerPlan) -> None:
     check_replacement("loss_scaling", old.loss_scaling, new.loss_scaling)
 
 
-def _check_group(group: TrainedGroup, plan: OptimizerPlan) -> None:
-    if group.position >= len(plan.groups):
-        raise OptimizerError(
-            explain(
-                f"the optimiser has {len(plan.groups)} parameter group(s), but group {group.position} was compiled.",
-                fix="keep the groups that the model was compiled with, or call destroy() first",
-            )
-        )
-    new = plan.groups[group.position]
+def _check_group(group: TrainedGroup, holder: Holder) -> None:
+    new = holder.plan
     if new.rule != group.plan.rule:
         raise OptimizerError(
             explain(
-                f"parameter group {group.position} of the optimiser follows another rule than the program.",
+                f"parameter group {holder.position} of the optimiser follows another rule than the program.",
                 compiled=str(group.plan.rule),
                 now=str(new.rule),
                 fix="keep the kind of optimiser and which of its settings are zero, or call destroy() first",
@@ -75,7 +125,7 @@ def _check_group(group: TrainedGroup, plan: OptimizerPlan) -> None:
         )
     wanted = dict(new.rule.state_types or ())
     for spec in (spec for layout in group.layouts for key, spec in layout.items() if key in wanted):
-        dtype = wanted[spec.name.partition(":")[2]]
+        dtype = kept_as(wanted[spec.key], spec.dtype)
         if dtype != spec.dtype:
             raise OptimizerError(
                 explain(
@@ -85,4 +135,4 @@ def _check_group(group: TrainedGroup, plan: OptimizerPlan) -> None:
                 )
             )
     for name, attribute in group.plan.attributes.items():
-        check_replacement(f"{name} of parameter group {group.position}", attribute, new.attributes[name])
+        check_replacement(f"{name} of parameter group {holder.position}", attribute, new.attributes[name])

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from poptorch.errors import ArgumentError
 from poptorch.model.arguments import CallSpec
-from poptorch.model.state import OwnedState, Snapshot
-from poptorch.runtime import Session
+from poptorch.model.modes import Flags, ModuleWatch
+from poptorch.model.program_state import ProgramState
+from poptorch.runtime import RunTrace, Session
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Variant:
-    """A compiled program with the call that it is for."""
+    """A compiled program with the kind of call and the mode of the submodules that it is for."""
 
     call: CallSpec
+    flags: Flags
+    watch: ModuleWatch
     session: Session
-    state: OwnedState | Snapshot
+    state: ProgramState
     reason: str
     seconds: float
+    is_outdated: bool = False  # whether the optimiser asks for another program
+    trace: RunTrace | None = None  # of the last call that ended well
+    anchored: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # by that call
+
+    def bind(self) -> None:
+        """Let the session work on the tensors that their owners have now."""
+        self.session.bind(self.state.tensors())
+        self.state.confirm()
+
+    def refresh(self, names: Collection[str] | None = None) -> None:
+        """Let the session work with the values that the owners have now: of everything, or only of these buffers."""
+        self.state.refresh(self.watch, names)
+        self.bind()
 
 
 class Variants:
@@ -34,14 +50,19 @@ class Variants:
     def add(self, variant: Variant) -> None:
         self._compiled.append(variant)
 
-    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Variant, list[torch.Tensor]] | None:
-        """The program for these arguments, with their tensors."""
+    def remove(self, variant: Variant) -> None:
+        self._compiled.remove(variant)
+
+    def find(self, flags: Flags, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool) -> Variant | None:
+        """The program for these flags; if `exact`, also for these arguments."""
         for variant in self._compiled:
-            try:
-                return variant, variant.call.tensors(args, kwargs)
-            except ArgumentError:
-                continue
+            is_usable = variant.flags == flags and not variant.is_outdated
+            if is_usable and (not exact or _takes(variant.call, args, kwargs)):
+                return variant
         return None
+
+    def drop_outdated(self) -> None:
+        self._compiled = [variant for variant in self._compiled if not variant.is_outdated]
 
     def report(self) -> str:
         """One line per program: what it is for, how long it took to compile, and why it was compiled."""
@@ -56,3 +77,11 @@ class Variants:
 
     def __len__(self) -> int:
         return len(self._compiled)
+
+
+def _takes(call: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        call.tensors(args, kwargs)
+    except ArgumentError:
+        return False
+    return True

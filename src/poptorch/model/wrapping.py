@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from poptorch.enums import OutputMode
-from poptorch.errors import Error, explain
-from poptorch.ipu import announce
-from poptorch.model.executor import Optimizers, PoplarExecutor, check_unwrapped
+from poptorch.errors import Error
+from poptorch.model.executor import PoplarExecutor
+from poptorch.model.optimizers import Optimizers
+from poptorch.model.wrapped import check_unwrapped
 from poptorch.optim import SGD
 from poptorch.options import Options
 
@@ -34,10 +34,9 @@ def trainingModel(
     """
     module = _unwrap(model)
     check_unwrapped(module)
-    own = _own_options(options, OutputMode.Final)
     if optimizer is None:
         optimizer = SGD(module.parameters(), lr=0.01)
-    return PoplarExecutor(module, own, training=True, optimizer=optimizer)
+    return PoplarExecutor(module, options, training=True, optimizer=optimizer)
 
 
 def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = None) -> PoplarExecutor:
@@ -48,17 +47,7 @@ def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = 
     >>> inference(torch.ones(3, 4)).shape
     torch.Size([3, 2])
     """
-    own = _own_options(options, OutputMode.All)
-    count = own.Training.gradient_accumulation
-    if count != 1:
-        raise Error(
-            explain(
-                f"gradientAccumulation is {count}, but an inference model accumulates no gradients.",
-                fix="You must set poptorch.Options().Training.gradientAccumulation to 1; "
-                "deviceIterations runs several batches per call",
-            )
-        )
-    return PoplarExecutor(_unwrap(model), own, training=False)
+    return PoplarExecutor(_unwrap(model), options, training=False)
 
 
 def _unwrap(model: nn.Module | PoplarExecutor) -> nn.Module:
@@ -67,14 +56,3 @@ def _unwrap(model: nn.Module | PoplarExecutor) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise Error(f"a model to wrap is a torch.nn.Module or an executor, not {type(model).__name__}.")
     return model
-
-
-def _own_options(options: Options | None, default_mode: OutputMode) -> Options:
-    """Freeze the caller's options and give the executor a copy with the output mode resolved."""
-    if options is not None and not isinstance(options, Options):
-        raise Error(f"options must be a poptorch.Options, not {type(options).__name__}.")
-    if options is None:
-        options = Options()
-    announce()
-    options._freeze()
-    return options._resolved(default_mode)

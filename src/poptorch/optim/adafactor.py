@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from poptorch.errors import OptimizerError, explain
 from poptorch.optim.rules import Hypers, Rule, State
 
 
@@ -32,6 +33,10 @@ class Adafactor(Rule):
         return True
 
     def initial_state(self, parameter: Tensor, values: Mapping[str, float]) -> State:
+        if parameter.is_complex():
+            raise OptimizerError(
+                explain("Adafactor does not support complex parameters.", fix="use another optimiser, such as Adam")
+            )
         if parameter.dim() < 2:
             return {"variance": torch.zeros_like(parameter)}
         shape = parameter.shape

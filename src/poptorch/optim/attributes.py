@@ -73,7 +73,7 @@ class VariableAttributes:
 
     def __init__(self, variable_attributes: list[str], allowed_attributes: list[str]) -> None:
         self._variable = list(variable_attributes)
-        self._allowed = list(allowed_attributes)
+        self._allowed_attributes = list(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
         """Whether the attribute was not marked as variable."""
@@ -91,9 +91,11 @@ class VariableAttributes:
             self._variable.append(attr)
 
     def _check(self, attr: str) -> None:
-        if attr not in self._allowed:
+        if attr not in self._allowed_attributes:
             raise OptimizerError(
-                explain(f"Unknown attribute {attr!r}.", fix=f"choose from {', '.join(sorted(self._allowed))}")
+                explain(
+                    f"Unknown attribute {attr!r}.", fix=f"choose from {', '.join(sorted(self._allowed_attributes))}"
+                )
             )
 
 

@@ -58,8 +58,8 @@ class HostStep(Rule):
         if sample is None:
             return rule
         try:
-            entries = rule._first_entries(sample)
-            state = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
+            entries = rule._first_entries(sample, rule._existing(sample))
+            state = _tensors(entries)
             others = {name: value for name, value in entries.items() if name not in state}
             scalars = {name for name, value in state.items() if value.dim() == 0 and (sample.dim() or name == "step")}
             rule = replace(rule, scalars=frozenset(scalars), others=others)
@@ -80,9 +80,20 @@ class HostStep(Rule):
     def state(self) -> tuple[str, ...]:
         return ()  # depends on the parameter: see initial_state
 
+    def wide(self, tensor: Tensor) -> Tensor:
+        return super().wide(tensor) if is_torchs(self.optimizer_class) else tensor  # others may care about types
+
     def initial_state(self, parameter: Tensor, values: Mapping[str, float]) -> State:
-        entries = self._first_entries(parameter)
-        return {name: value for name, value in entries.items() if isinstance(value, Tensor)}
+        return _tensors(self._first_entries(parameter, {}))
+
+    def expected_state(self, parameter: Tensor, values: Mapping[str, float]) -> State:
+        """With what the optimiser has already: only its constructor may know how that is made."""
+        return _tensors(self._first_entries(parameter, self._existing(parameter)))
+
+    def apply(
+        self, params: list[Tensor], grads: list[Tensor], states: list[State], counter: Tensor | None, hypers: Hypers
+    ) -> tuple[list[Tensor], list[State]]:
+        return self.update(params, grads, states, counter, hypers)  # what is complex is the business of step()
 
     def update(
         self, params: list[Tensor], grads: list[Tensor], states: list[State], counter: Tensor | None, hypers: Hypers
@@ -109,12 +120,14 @@ class HostStep(Rule):
     def _stand_in(self, name: str, value: Tensor) -> Tensor:
         return value.double() if name in self.scalars else value.clone().reshape(value.shape or (1,))
 
-    def _first_entries(self, parameter: Tensor) -> dict[str, Any]:
-        """What `step()` puts into the state of a parameter before it updates it for the first time.
+    def _existing(self, parameter: Tensor) -> Mapping[str, Any]:
+        return self.optimizer.state.get(parameter, {})
+
+    def _first_entries(self, parameter: Tensor, existing: Mapping[str, Any]) -> dict[str, Any]:
+        """What exists, and what `step()` puts into the state of a parameter before it updates it for the first time.
 
         A Python number that the first step changes is kept as a tensor, because a program cannot count in Python.
         """
-        existing = self.optimizer.state.get(parameter, {})
         entries = _Recorder({name: _copy(value) for name, value in existing.items()})
         with torch.no_grad():
             own = parameter.detach().clone()
@@ -138,9 +151,9 @@ class HostStep(Rule):
         generator = torch.Generator().manual_seed(0)
         grads = [torch.randn(sample.shape, generator=generator).to(sample.dtype) for _ in range(3)]
         with torch.no_grad():
-            captured, state = [sample.detach().clone()], self.initial_state(sample, {})
+            captured, state = [sample.detach().clone()], self.expected_state(sample, {})
             direct, live = sample.detach().clone(), _shadow(self.optimizer)
-            entries = {name: _copy(value) for name, value in self.optimizer.state.get(sample, {}).items()}
+            entries = {name: _copy(value) for name, value in self._existing(sample).items()}
             for grad in grads:
                 captured, (new,) = self.update(captured, [grad], [state], None, {})
                 state = {name: value.to(state[name].dtype) for name, value in new.items()}
@@ -212,6 +225,10 @@ class _Recorder(dict[str, Any]):
     def update(self, *args: Any, **kwargs: Any) -> None:
         for name, value in dict(*args, **kwargs).items():
             self[name] = value
+
+
+def _tensors(entries: Mapping[str, Any]) -> State:
+    return {name: value for name, value in entries.items() if isinstance(value, Tensor)}
 
 
 def _copy(value: Any) -> Any:

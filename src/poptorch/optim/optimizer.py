@@ -18,7 +18,8 @@ class Optimizer:
 
     State belongs to the optimiser, in the layout of torch: a compiled step changes the tensors in `state` in place. So
     `state_dict()` is always current. It has two entries more than torch's once a model is compiled with the optimiser:
-    `ipu_state` shows the same tensors under the names they have on an IPU, `ipu_param` the numbers the program uses.
+    `ipu_state` has copies of these tensors under the names they have on an IPU, `ipu_param` the numbers the program
+    uses.
     """
 
     OWN: tuple[str, ...] = ()  # the attributes that torch does not know, kept by copying and pickling
@@ -44,7 +45,7 @@ class Optimizer:
         self._loaded_ipu_state: dict[str, torch.Tensor] = {}  # what was loaded before its names were known
 
     def state_dict(self) -> dict[str, Any]:
-        """What torch's dictionary has, and the same state under the names that an IPU has for it."""
+        """What torch's dictionary has, and a copy of the state under the names that an IPU has for it."""
         found: dict[str, Any] = super().state_dict()  # pyright: ignore[reportAttributeAccessIssue]
         view = self._view
         found["ipu_state"] = None if view is None else view.state(self)

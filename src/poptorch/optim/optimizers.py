@@ -319,7 +319,9 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         if not state:
             state.update(step=torch.tensor(0.0), **rule.initial_state(parameter, {}))
         state["step"] += 1
-        (new,), (new_state,) = rule.update([parameter], [parameter.grad], [state], state["step"].reshape(1), hypers)  # pyright: ignore
+        own = {name: rule.wide(state[name]) for name in rule.state}
+        p, grad = rule.wide(parameter), rule.wide(parameter.grad.resolve_conj())  # pyright: ignore
+        (new,), (new_state,) = rule.apply([p], [grad], [own], state["step"].reshape(1), hypers)
         parameter.copy_(new)
         for name, value in new_state.items():
             state[name].copy_(value)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from poptorch.errors import OptimizerError, explain
+
 State = dict[str, Tensor]  # of one parameter
 Hypers = dict[str, Tensor]
 
@@ -24,7 +26,7 @@ class Rule(ABC):
 
     maximize: bool = False
     # PopTorch's own optimisers choose the types of their state and compute in float32, whatever a parameter's type is;
-    # torch's work in the type of the parameter.
+    # the state of torch's has the type of the parameter.
     state_types: tuple[tuple[str, torch.dtype], ...] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -37,9 +39,12 @@ class Rule(ABC):
     def state(self) -> tuple[str, ...]:
         """The state tensors that each parameter has, named as torch names them."""
 
-    @property
-    def computes_in_float32(self) -> bool:
-        return self.state_types is not None
+    def wide(self, tensor: Tensor) -> Tensor:
+        """A tensor in the type that it is computed with: in 16 bits `eps` and small steps would be lost."""
+        if tensor.is_complex():
+            return tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor
+        is_wide = self.state_types is None and tensor.dtype not in (torch.float16, torch.bfloat16)
+        return tensor if is_wide else tensor.float()
 
     @property
     def counts_steps(self) -> bool:
@@ -53,24 +58,66 @@ class Rule(ABC):
 
     def initial_state(self, parameter: Tensor, values: Mapping[str, float]) -> State:
         """The state of a parameter before its first update, if the hypers have these values."""
-        types = dict(self.state_types or ())
+        types = {name: kept_as(dtype, parameter.dtype) for name, dtype in self.state_types or ()}
         return {name: torch.zeros_like(parameter, dtype=types.get(name, parameter.dtype)) for name in self.state}
+
+    def expected_state(self, parameter: Tensor, values: Mapping[str, float]) -> State:
+        """What the state of a parameter looks like: names, shapes and types count, values do not."""
+        return self.initial_state(parameter, values)
 
     def penalised(self, params: list[Tensor], grads: list[Tensor], hypers: Hypers) -> list[Tensor]:
         """The gradients as they count for a limit on their norm."""
         return grads
 
+    def apply(
+        self, params: list[Tensor], grads: list[Tensor], states: list[State], counter: Tensor | None, hypers: Hypers
+    ) -> tuple[list[Tensor], list[State]]:
+        """`update`, in which a complex number is a pair of real ones, as in torch's optimisers."""
+        pairs = [{key: _as_pairs(value) for key, value in state.items()} for state in states]
+        new_params, new_states = self.update(
+            [_as_pairs(p) for p in params], [_as_pairs(grad) for grad in grads], pairs, counter, hypers
+        )
+        return (
+            [_as_before(new, p) for new, p in zip(new_params, params, strict=True)],
+            [
+                {key: _as_before(value, state[key]) for key, value in new.items()}
+                for new, state in zip(new_states, states, strict=True)
+            ],
+        )
+
     @abstractmethod
     def update(
         self, params: list[Tensor], grads: list[Tensor], states: list[State], counter: Tensor | None, hypers: Hypers
     ) -> tuple[list[Tensor], list[State]]:
-        """New parameters and new state, from penalised gradients.
+        """New parameters and new state, all of them real, from penalised gradients.
 
         `counter` holds one number per parameter: its steps, this one included.
         """
 
     def _ascent(self, grads: list[Tensor]) -> list[Tensor]:
         return [-grad for grad in grads] if self.maximize else grads
+
+
+def kept_as(dtype: torch.dtype, like: torch.dtype) -> torch.dtype:
+    """The type of something that belongs to a tensor of type `like` and is to be kept in `dtype`, which is real."""
+    if not like.is_complex:
+        return dtype
+    if dtype == torch.float16:
+        raise OptimizerError(
+            explain(
+                f"what belongs to a parameter of {like} cannot be kept in float16.",
+                fix="use torch.float32 for the accum_type arguments of the optimiser, or parameters that are real",
+            )
+        )
+    return dtype.to_complex()
+
+
+def _as_pairs(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _as_before(new: Tensor, given: Tensor) -> Tensor:
+    return torch.complex(*new.unbind(-1)) if given.is_complex() else new  # whatever the memory layout of `new` is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +334,7 @@ class RMSprop(Rule):
     def initial_state(self, parameter: Tensor, values: Mapping[str, float]) -> State:
         state = super().initial_state(parameter, values)
         if self.as_tensorflow:
-            state["square_avg"].fill_(1.0)
+            _as_pairs(state["square_avg"]).fill_(1.0)
         return state
 
     def update(

@@ -44,25 +44,27 @@ class ProgramView:
         return plan.kind in _STATE_NAMES
 
     def state(self, optimizer: Any) -> dict[str, torch.Tensor]:
-        """The tensors that the update changes: those in the optimiser's own `state`."""
-        found = {
-            name: self._shown(name, key, entries[key])
-            for name, entries, key in self._places(optimizer)
-            if key in entries
-        }
+        """Copies of the tensors that the update changes, which are those in the optimiser's own `state`."""
+        found: dict[str, torch.Tensor] = {}
+        for name, parameter, key in self._places():
+            entries = optimizer.state.get(parameter, {})  # a look at what is not there must not make it
+            if key in entries:
+                found[name] = self._shown(name, key, entries[key]).detach().clone()
         if self.scale_factor is not None:
-            found[_SCALE_FACTOR] = self.scale_factor
+            found[_SCALE_FACTOR] = self.scale_factor.clone()
         return found
 
     def load_state(self, optimizer: Any, loaded: Mapping[str, torch.Tensor]) -> None:
         """Write values into the optimiser's state; what is missing stays as it is, with a warning."""
-        places = {name: (entries, key) for name, entries, key in self._places(optimizer)}
-        missing = [name for name, (entries, key) in places.items() if name not in loaded and key in entries]
+        places = {name: (parameter, key) for name, parameter, key in self._places()}
+        state = optimizer.state
+        missing = [name for name, (p, key) in places.items() if name not in loaded and key in state.get(p, {})]
         if missing:
             logger.warning("the loaded optimiser state lacks %s: they keep their values.", ", ".join(missing))
         for name, tensor in loaded.items():
             if name in places:
-                entries, key = places[name]
+                parameter, key = places[name]
+                entries = state.setdefault(parameter, {})
                 if key in entries and self._shown(name, key, entries[key]).shape != tensor.shape:
                     raise OptimizerStateError(_misshapen(name, tensor, self._shown(name, key, entries[key])))
                 entries[key] = (tensor.flatten()[0] if key == _COUNTER else tensor).detach().clone()
@@ -74,10 +76,11 @@ class ProgramView:
         groups = self.replica_groups.get(name.partition("___")[2])
         return tensor if groups is None or key != _COUNTER else tensor.expand(groups)
 
-    def _places(self, optimizer: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    def _places(self) -> Iterator[tuple[str, torch.nn.Parameter, str]]:
+        """The name of each state tensor on an IPU, and where an optimiser keeps it."""
         for name, (parameter, _) in self.parameters.items():
             for key, ipu_name in _STATE_NAMES[self.plan.kind].items():
-                yield f"{ipu_name}___{name}", optimizer.state[parameter], key
+                yield f"{ipu_name}___{name}", parameter, key
 
     def numbers(self) -> dict[str, torch.Tensor]:
         """The numbers that the program uses for each parameter."""

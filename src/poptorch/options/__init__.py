@@ -9,7 +9,7 @@ from poptorch.options.options import Anchor, Options
 from poptorch.options.popart import PopartOptions
 from poptorch.options.precision import PrecisionOptions
 from poptorch.options.reference import reference
-from poptorch.options.settings import Settings, resolve
+from poptorch.options.settings import PlacementSettings, Settings, resolve
 from poptorch.options.strategies import (
     ExecutionStrategy,
     ParallelPhasedExecution,
@@ -43,6 +43,7 @@ __all__ = [
     "ParallelPhasedExecution",
     "Phase",
     "PipelinedExecution",
+    "PlacementSettings",
     "PopartOptions",
     "PrecisionOptions",
     "SerialPhasedExecution",

@@ -17,6 +17,31 @@ def integer(name: str, value: object) -> int:
     return int(value)
 
 
+def at_least(least: int, name: str, value: object) -> int:
+    number = integer(name, value)
+    if number < least:
+        raise OptionError(f"{name} is {number}, but must be at least {least}")
+    return number
+
+
+def at_least_one(name: str, value: object) -> int:
+    """For what counts something that there must be."""
+    return at_least(1, name, value)
+
+
+def not_negative(name: str, value: object) -> int:
+    """For what counts something that there need not be, and for what is counted from 0."""
+    return at_least(0, name, value)
+
+
+def truth(name: str, value: object) -> bool:
+    """For switches that take whatever Python takes for true or false."""
+    try:
+        return bool(value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise OptionError(f"{name} takes True or False, not {value!r} ({error})") from error
+
+
 def boolean(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise OptionError(f"{name} takes True or False, not {value!r} ({type(value).__name__})")
@@ -43,9 +68,9 @@ def member(name: str, value: object, kind: type[E]) -> E:
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...]) -> str:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise OptionError(f"{name} takes one of {', '.join(map(repr, choices))}, not {value!r}")
-    return str(value)
+    return value
 
 
 def positive(name: str, value: object) -> float:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from typing_extensions import Self
 
-from poptorch.errors import OptionValueError
-from poptorch.options.checks import integer, text, texts
-from poptorch.options.group import OptionGroup, option
+from poptorch.errors import OptionError, OptionValueError
+from poptorch.options.checks import at_least_one, not_negative, text, texts
+from poptorch.options.group import OptionGroup, Stored, option
 
 
 class DistributedOptions(OptionGroup):
@@ -24,15 +24,21 @@ class DistributedOptions(OptionGroup):
         """Read the number of processes and the index of this one from these environment variables, now."""
         count = _read(text("setEnvVarNames", var_num_processes), 1)
         index = _read(text("setEnvVarNames", var_process_id), 0)
+        if not 0 <= index < count:
+            names = f"{var_process_id} is {index} and {var_num_processes} is {count}"
+            raise OptionValueError(
+                f"environment variables: {names}, but the first must be one of 0 to the second less 1"
+            )
         return self.configureProcessId(index, count)
 
-    @option(distributed_process_id=0, num_distributed_processes=1)
+    @option(distributed_process_id=Stored(int, 0, least=0), num_distributed_processes=Stored(int, 1, least=1))
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
         """State the index of this process, counted from 0, and how many there are."""
-        return self._store(
-            distributed_process_id=integer("configureProcessId process_id", process_id),
-            num_distributed_processes=integer("configureProcessId num_processes", num_processes),
-        )
+        count = at_least_one("configureProcessId num_processes", num_processes)
+        index = not_negative("configureProcessId process_id", process_id)
+        if index >= count:
+            raise OptionError(f"there is no process {index} of {count}: they are counted from 0")
+        return self._store(distributed_process_id=index, num_distributed_processes=count)
 
     @option()
     def disable(self) -> Self:

@@ -4,10 +4,10 @@ An option is one decorated method. The decorator declares the keys that the meth
 method holds the check, its docstring is the documentation, and its name is what config files and JSON call:
 
     class Options(OptionGroup):
-        @option(device_iterations=1)
+        @option(device_iterations=Stored(int, 1, least=1))
         def deviceIterations(self, device_iterations: int) -> Self:
             '''Run the compiled step this many times for each call from Python.'''
-            return self._store(device_iterations=integer("deviceIterations", device_iterations))
+            return self._store(device_iterations=at_least_one("deviceIterations", device_iterations))
 
 Reading, assigning, freezing, copying, printing and `toDict` follow from these declarations.
 """
@@ -25,6 +25,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from typing_extensions import Self
 
 from poptorch.errors import OptionError, nearest
+from poptorch.options.checks import at_least, text
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ABSENT = object()
@@ -36,6 +37,7 @@ class Stored:
 
     kind: type[Any]
     default: Any = _ABSENT
+    least: int | None = None  # for numbers
 
     @classmethod
     def like(cls, default: object) -> Stored:
@@ -50,6 +52,8 @@ class Stored:
         """The value as it is stored, or `OptionError` if it has another type."""
         if not isinstance(value, self.kind):
             raise OptionError(f"{key} takes {self.kind.__name__}, not {value!r} ({type(value).__name__})")
+        if self.least is not None:
+            at_least(self.least, key, value)
         return int(value) if self.kind is int and isinstance(value, bool) else value
 
 
@@ -162,18 +166,18 @@ class OptionGroup(Freezable):
 
     def exists(self, key: str) -> bool:
         """Whether the option has a value; some have none until they are set."""
-        return key in self._values
+        return text("exists", key) in self._values
 
     def deleteIfExists(self, key: str) -> None:
         """Take away the value of an option that need not have one, even if the options are frozen."""
-        self._values.pop(key, None)
+        self._values.pop(text("deleteIfExists", key), None)
 
     def toDict(self) -> dict[str, Any]:
         """The stored values by name."""
         return dict(self._values)
 
     def __call__(self, key: str) -> Any:
-        if key not in self._values:
+        if text(type(self).__name__, key) not in self._values:
             raise OptionError(f"{key!r} has no value in {type(self).__name__}{nearest(key, self._values)}")
         return self._values[key]
 

@@ -7,7 +7,7 @@ from typing import Any
 from typing_extensions import Self
 
 from poptorch.errors import OptionError
-from poptorch.options.checks import boolean, integer
+from poptorch.options.checks import boolean, integer, not_negative
 from poptorch.options.group import OptionGroup, Stored, option
 
 
@@ -21,16 +21,16 @@ class TensorLocationSettings(OptionGroup):
     {'onChip': 0}
     """
 
-    @option(minElementsForOffChip=Stored(int))
+    @option(minElementsForOffChip=Stored(int, least=0))
     def minElementsForOffChip(self, min_elements: int) -> Self:
         """Keep tensors with fewer elements on the IPU in any case."""
-        return self._store(minElementsForOffChip=integer("minElementsForOffChip", min_elements))
+        return self._store(minElementsForOffChip=not_negative("minElementsForOffChip", min_elements))
 
-    @option(minElementsForReplicatedTensorSharding=Stored(int))
+    @option(minElementsForReplicatedTensorSharding=Stored(int, least=0))
     def minElementsForReplicatedTensorSharding(self, min_elements: int) -> Self:
         """Share tensors out over the replicas only if they have this many elements."""
         name = "minElementsForReplicatedTensorSharding"
-        return self._store(minElementsForReplicatedTensorSharding=integer(name, min_elements))
+        return self._store(minElementsForReplicatedTensorSharding=not_negative(name, min_elements))
 
     @option(onChip=Stored(int))
     def useOnChipStorage(self, use: bool | None = True) -> Self:

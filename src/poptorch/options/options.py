@@ -20,7 +20,17 @@ from poptorch._logging import logger
 from poptorch.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from poptorch.errors import OptionError, OptionValueError
 from poptorch.options import textual
-from poptorch.options.checks import boolean, integer, member, one_of, text, texts
+from poptorch.options.checks import (
+    at_least_one,
+    boolean,
+    integer,
+    member,
+    not_negative,
+    one_of,
+    text,
+    texts,
+    truth,
+)
 from poptorch.options.distributed import DistributedOptions
 from poptorch.options.group import OptionGroup, Stored, option, show
 from poptorch.options.jit import JitOptions
@@ -116,17 +126,17 @@ class Options(OptionGroup):
 
     # ---- batches
 
-    @option(device_iterations=1)
+    @option(device_iterations=Stored(int, 1, least=1))
     def deviceIterations(self, device_iterations: int) -> Self:
         """Run the compiled step this many times for each call from Python."""
-        return self._store(device_iterations=integer("deviceIterations", device_iterations))
+        return self._store(device_iterations=at_least_one("deviceIterations", device_iterations))
 
-    @option(replication_factor=1)
+    @option(replication_factor=Stored(int, 1, least=1))
     def replicationFactor(self, replication_factor: int) -> Self:
         """Train this many copies of the model on different micro-batches of each update."""
-        return self._store(replication_factor=integer("replicationFactor", replication_factor))
+        return self._store(replication_factor=at_least_one("replicationFactor", replication_factor))
 
-    @option(input_group_size=1, input_cgt=CommGroupType.Consecutive)
+    @option(input_group_size=Stored(int, 1, least=1), input_cgt=CommGroupType.Consecutive)
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Self:
         """Feed the same data to this many replicas; set `replicationFactor` first."""
         kind = member("inputReplicaGrouping input_group_type", input_group_type, CommGroupType)
@@ -180,7 +190,7 @@ class Options(OptionGroup):
         period = output_return_period if anchor_return_period is None else anchor_return_period
         if mode is not None:
             mode = member("anchorTensor output_mode", mode, OutputMode)
-        period = integer("output_return_period", period) if mode is OutputMode.EveryN else 1
+        period = at_least_one("anchorTensor output_return_period", period) if mode is OutputMode.EveryN else 1
         name = text("anchorTensor short_name", short_name)
         self.anchored_tensors[name] = Anchor(text("anchorTensor long_name", long_name), mode, period)
 
@@ -189,7 +199,7 @@ class Options(OptionGroup):
     @option(use_model=Stored(bool))
     def useIpuModel(self, use_model: bool) -> Self:
         """Run on the emulated IPU (True) or insist on hardware (False); wins over `POPTORCH_IPU_MODEL`."""
-        return self._store(use_model=bool(use_model))
+        return self._store(use_model=truth("useIpuModel", use_model))
 
     @option(connection_type=Stored(int, ConnectionType.Always))
     def connectionType(self, connection_type: ConnectionType) -> Self:
@@ -203,10 +213,10 @@ class Options(OptionGroup):
             raise OptionError(f"useOfflineIpuTarget takes an IPU version, 1, 2 or 21, not {ipu_version}")
         return self._store(ipu_version=ipu_version, connection_type=ConnectionType.Never)
 
-    @option(ipu_id=Stored(int))
+    @option(ipu_id=Stored(int, least=0))
     def useIpuId(self, ipu_id: int) -> Self:
         """Use the device with this id instead of any that is free."""
-        return self._store(ipu_id=integer("useIpuId", ipu_id))
+        return self._store(ipu_id=not_negative("useIpuId", ipu_id))
 
     @option(auto_round_num_ipus=False)
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
@@ -269,7 +279,7 @@ class Options(OptionGroup):
         The caller's tensors are only asked for their shapes and types, and what a model returns means nothing. Other
         data by `_Popart.set("syntheticDataMode", mode)`: 1 for zeros, 2 for normal numbers, 3 for uniform ones.
         """
-        self._Popart.set("syntheticDataMode", 2 if enabled else 0)
+        self._Popart.set("syntheticDataMode", 2 if truth("enableSyntheticData", enabled) else 0)
         return self
 
     @option(popart=("enableStableNorm",))
@@ -281,7 +291,7 @@ class Options(OptionGroup):
     @option(relax_optimizer_attributes_checks=False)
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Self:
         """Do not warn about attributes that an optimiser should not have."""
-        return self._store(relax_optimizer_attributes_checks=bool(relax))
+        return self._store(relax_optimizer_attributes_checks=truth("relaxOptimizerAttributesChecks", relax))
 
     @option(engine=Stored(str))
     def engine(self, engine: str) -> Self:
@@ -319,7 +329,10 @@ class Options(OptionGroup):
                     key,
                     environment.POPLAR_ENGINE_OPTIONS.name,
                 )
-        self._Popart.set("engineOptions", {**self._Popart.options.get("engineOptions", {}), **wanted})
+        before = self._Popart.options.get("engineOptions", {})
+        if not isinstance(before, dict):
+            raise OptionError(f"enableProfiling adds to the engine options, but they are {before!r}, not a dictionary")
+        self._Popart.set("engineOptions", {**cast("dict[str, str]", before), **wanted})
         return self
 
     @option(model_name=Stored(str))
@@ -332,10 +345,12 @@ class Options(OptionGroup):
         """The folder for log files."""
         return self._store(log_dir=text("logDir", log_dir))
 
-    @option(max_repeat_logs=4)
+    @option(max_repeat_logs=Stored(int, 4, least=0))
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
         """How often the same warning is shown before it is suppressed; `None` for always."""
-        return self._store(max_repeat_logs=_UNLIMITED if max_lines is None else integer("maxRepeatLogs", max_lines))
+        return self._store(
+            max_repeat_logs=_UNLIMITED if max_lines is None else not_negative("maxRepeatLogs", max_lines)
+        )
 
     @option(popart=("instrumentWithHardwareCycleCounter",))
     def logCycleCount(self, log_cycle_count: bool) -> Self:
@@ -346,7 +361,7 @@ class Options(OptionGroup):
     @option(show_compilation_progress_bar=True)
     def showCompilationProgressBar(self, show: bool = True) -> Self:
         """Show a progress bar while compiling, if standard error is a terminal."""
-        return self._store(show_compilation_progress_bar=bool(show))
+        return self._store(show_compilation_progress_bar=truth("showCompilationProgressBar", show))
 
     @option(module_namescope=True)
     def disableModuleNamescope(self) -> Self:
@@ -398,11 +413,13 @@ class Options(OptionGroup):
 
     def enablePipelining(self, enable_pipelining: bool) -> Self:
         """The choice between `PipelinedExecution` and `ShardedExecution` in early releases."""
-        return self.setExecutionStrategy(PipelinedExecution() if enable_pipelining else ShardedExecution())
+        return self.setExecutionStrategy(
+            PipelinedExecution() if truth("enablePipelining", enable_pipelining) else ShardedExecution()
+        )
 
     def profile(self, profile: bool) -> Self:
         """The name of `enableProfiling` in early releases."""
-        return self.enableProfiling() if profile else self
+        return self.enableProfiling() if truth("profile", profile) else self
 
     # ---- the object itself
 
@@ -476,6 +493,6 @@ def _ipu_number(key: object) -> int:
     if not isinstance(key, str) or not key.startswith("IPU"):
         raise OptionError(f'setAvailableMemoryProportion takes keys such as "IPU0", not {key!r}')
     try:
-        return int(key[3:])
+        return not_negative(f"the IPU of {key!r}", int(key[3:]))
     except ValueError:
         raise OptionValueError(f'setAvailableMemoryProportion takes keys such as "IPU0", not {key!r}') from None

@@ -7,7 +7,7 @@ from typing import Any
 from typing_extensions import Self
 
 from poptorch.errors import OptionError
-from poptorch.options.checks import integer
+from poptorch.options.checks import integer, text
 from poptorch.options.group import Freezable, show
 
 
@@ -23,7 +23,7 @@ class PopartOptions(Freezable):
     def set(self, key: str, value: Any) -> Self:
         """Store a setting; keys and types are checked when a model compiles."""
         self.checkIsFrozen()
-        self.options[key] = value
+        self.options[text("_Popart.set key", key)] = value
         return self
 
     def setEngineOptions(self, engine_options: dict[str, str]) -> Self:

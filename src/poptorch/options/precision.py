@@ -64,10 +64,10 @@ class PrecisionOptions(OptionGroup):
 
     @option(running_statistics_always_float=True)
     def runningStatisticsAlwaysFloat(self, value: bool) -> Self:
-        """Keep the running mean and variance of normalisation layers in float32; they always are."""
+        """Keep the running mean and variance of float16 normalisation layers in float32 (default: on)."""
         if not isinstance(value, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionValueError(f"runningStatisticsAlwaysFloat takes True or False, not {value!r}")
-        logger.warning("runningStatisticsAlwaysFloat is deprecated and ignored: buffers keep the type they have.")
+        logger.warning("runningStatisticsAlwaysFloat is deprecated: leave it out, which keeps statistics in float32.")
         return self._store(running_statistics_always_float=value)
 
     runningVarianceAlwaysFloat = runningStatisticsAlwaysFloat  # its name before PopTorch 2.2

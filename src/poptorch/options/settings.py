@@ -1,35 +1,111 @@
-"""`Settings`: what the compiler reads instead of `Options`, resolved and immutable."""
+"""`Settings`: what everything behind the executor reads instead of `Options`, resolved once and immutable."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from poptorch.autocasting import Policy
-from poptorch.enums import HalfFloatCastingBehavior, MeanReductionStrategy, OutputMode, ReductionType
+from poptorch.enums import (
+    ConnectionType,
+    HalfFloatCastingBehavior,
+    MeanReductionStrategy,
+    OutputMode,
+    ReductionType,
+)
 from poptorch.options.batching import BatchPlan
 from poptorch.options.options import Anchor, Options
+from poptorch.options.strategies import ExecutionStrategy
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How gradients become an update."""
+
+    reduction: ReductionType
+    mean_reduction: MeanReductionStrategy
+    automatic_loss_scaling: bool
+    clip_norm: tuple[float, float] | None  # the limit, and the kind of norm
+    clip_value: float | None
+
+
+@dataclass(frozen=True)
+class PrecisionSettings:
+    """In which types a model computes."""
+
+    half_float_casting: HalfFloatCastingBehavior
+    autocasting: Policy | None  # None: switched off
+    floating_point_checks: bool
+    widens_statistics: bool  # the running ones of float16 norm layers, to float32
+
+
+@dataclass(frozen=True)
+class PlacementSettings:
+    """Which IPUs a model gets, and how it is spread over them."""
+
+    strategy: ExecutionStrategy
+    connection: ConnectionType
+    uses_ipu_model: bool | None  # None: not said
+    first_ipu: int | None
+    rounds_up: bool  # the number of IPUs, to a power of two
+    broadcasts_buffers: bool
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """Which of several processes this is."""
+
+    index: int
+    count: int
+
+
+@dataclass(frozen=True)
+class FileSettings:
+    """What is kept on disk."""
+
+    cache: str | None
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """What is told about a model and its calls."""
+
+    anchored: tuple[tuple[str, Anchor], ...]
+    module_namescope: bool
+    show_progress: bool
+    counts_cycles: bool
+    repeats: int  # of the same line in the log
+
+    @property
+    def anchors(self) -> dict[str, Anchor]:
+        """The tensors that every call collects beside the outputs, by the user's names for them."""
+        return dict(self.anchored)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What runs a program, and on what."""
+
+    name: str | None  # None: the environment or the machine decides
+    random_seed: int | None
+    synthetic_data: int  # one of popart.SyntheticDataMode
+    allows_shape_changes: bool
+    updatable_buffers: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the compiler needs to know, resolved and immutable."""
+    """All options of one kind of model, with every default filled in."""
 
-    training: bool
+    is_training: bool
     batching: BatchPlan
-    reduction: ReductionType
-    strategy: MeanReductionStrategy
-    automatic_loss_scaling: bool
-    clip_norm: tuple[float, float] | None  # the limit, and the kind of norm
-    clip_value: float | None
-    half_float_casting: HalfFloatCastingBehavior
-    autocasting: Policy | None  # None: switched off
-    floating_point_checks: bool
-    synthetic_data: int  # one of popart.SyntheticDataMode
-    random_seed: int | None
-    show_progress: bool
-    anchors: Mapping[str, Anchor]
-    module_namescope: bool
+    training: TrainingSettings
+    precision: PrecisionSettings
+    placement: PlacementSettings
+    processes: ProcessSettings
+    files: FileSettings
+    report: ReportSettings
+    engine: EngineSettings
 
 
 def resolve(options: Options, *, training: bool) -> Settings:
@@ -37,29 +113,60 @@ def resolve(options: Options, *, training: bool) -> Settings:
     mode: OutputMode = options.output_mode
     if mode is OutputMode.Default:
         mode = OutputMode.Final if training else OutputMode.All
-    training_options, popart = options.Training, options._Popart.options  # pyright: ignore[reportPrivateUsage]
+    train, popart = options.Training, options._Popart.options  # pyright: ignore[reportPrivateUsage]
+    precision, processes = options.Precision, options.Distributed
+    buffers: list[str] | None = popart.get("updatableNamedBuffers")
     return Settings(
-        training=training,
+        is_training=training,
         batching=BatchPlan(
             device_iterations=options.device_iterations,
-            gradient_accumulation=options.Training.gradient_accumulation if training else 1,
+            gradient_accumulation=train.gradient_accumulation if training else 1,
             replicas=options.replication_factor,
             output_mode=mode,
             output_period=options.output_return_period,
             input_group_size=options.input_group_size,
             input_group_type=options.input_cgt,
         ),
-        reduction=training_options.accumulation_and_replication_reduction_type,
-        strategy=training_options.meanAccumulationAndReplicationReductionStrategy,
-        automatic_loss_scaling=bool(popart.get("automaticLossScalingSettings.enabled")),
-        clip_norm=training_options.clip_grad_norm if training_options.exists("clip_grad_norm") else None,
-        clip_value=training_options.clip_grad_value if training_options.exists("clip_grad_value") else None,
-        half_float_casting=options.Precision.half_float_casting,
-        autocasting=options.Precision.autocast_policy if options.Precision.autocast_enabled else None,
-        floating_point_checks=popart.get("enableFloatingPointChecks") is True,
-        synthetic_data=popart.get("syntheticDataMode", 0),
-        random_seed=options.random_seed if options.exists("random_seed") else None,
-        show_progress=options.show_compilation_progress_bar,
-        anchors=options.anchored_tensors,
-        module_namescope=options.module_namescope,
+        training=TrainingSettings(
+            reduction=train.accumulation_and_replication_reduction_type,
+            mean_reduction=train.meanAccumulationAndReplicationReductionStrategy,
+            automatic_loss_scaling=bool(popart.get("automaticLossScalingSettings.enabled")),
+            clip_norm=_if_set(train, "clip_grad_norm"),
+            clip_value=_if_set(train, "clip_grad_value"),
+        ),
+        precision=PrecisionSettings(
+            half_float_casting=precision.half_float_casting,
+            autocasting=precision.autocast_policy if precision.autocast_enabled else None,
+            floating_point_checks=popart.get("enableFloatingPointChecks") is True,
+            widens_statistics=precision.running_statistics_always_float,
+        ),
+        placement=PlacementSettings(
+            strategy=options.clone()._execution_strategy,  # pyright: ignore[reportPrivateUsage]
+            connection=options.connection_type,
+            uses_ipu_model=_if_set(options, "use_model"),
+            first_ipu=_if_set(options, "ipu_id"),
+            rounds_up=options.auto_round_num_ipus,
+            broadcasts_buffers=options.broadcast_buffers,
+        ),
+        processes=ProcessSettings(processes.processId, processes.numProcesses),
+        files=FileSettings(cache=popart.get("cachePath") if popart.get("enableEngineCaching") else None),
+        report=ReportSettings(
+            anchored=tuple(options.anchored_tensors.items()),
+            module_namescope=options.module_namescope,
+            show_progress=options.show_compilation_progress_bar,
+            counts_cycles=bool(popart["instrumentWithHardwareCycleCounter"]),
+            repeats=options.max_repeat_logs,
+        ),
+        engine=EngineSettings(
+            name=_if_set(options, "engine"),
+            random_seed=_if_set(options, "random_seed"),
+            synthetic_data=popart.get("syntheticDataMode", 0),
+            allows_shape_changes=options.allow_shape_changes,
+            updatable_buffers=None if buffers is None else tuple(buffers),
+        ),
     )
+
+
+def _if_set(group: Any, name: str) -> Any:
+    """The value of an option that has no default, or None."""
+    return group(name) if group.exists(name) else None

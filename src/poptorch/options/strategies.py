@@ -13,7 +13,7 @@ from typing_extensions import Self
 
 from poptorch.enums import AutoStage, Liveness
 from poptorch.errors import OptionError, nearest
-from poptorch.options.checks import boolean, integer, member
+from poptorch.options.checks import boolean, integer, member, not_negative, text
 from poptorch.options.group import show
 
 
@@ -41,7 +41,7 @@ class Stage:
 
     def ipu(self, ipu: int) -> Self:
         """Run this stage on the IPU with this number."""
-        self.ipu_id = integer("Stage.ipu", ipu)
+        self.ipu_id = not_negative("Stage.ipu", ipu)
         return self
 
     def __repr__(self) -> str:
@@ -91,8 +91,8 @@ class ExecutionStrategy(ABC):
 
     def stage(self, block_id: str) -> Stage:
         """The stage of a block that this strategy lists."""
-        if block_id not in self._stages:
-            raise OptionError(f"Unknown block {block_id!r}{nearest(str(block_id), self._stages)}")
+        if text("stage", block_id) not in self._stages:
+            raise OptionError(f"Unknown block {block_id!r}{nearest(block_id, self._stages)}")
         return self._stages[block_id]
 
     @abstractmethod

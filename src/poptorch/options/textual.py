@@ -10,6 +10,9 @@ import ast
 import inspect
 import json
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import EnumMeta
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +20,7 @@ from typing import Any, cast
 import torch
 
 from poptorch import enums
-from poptorch.errors import ConfigFileError, nearest
+from poptorch.errors import ConfigFileError, OptionError, nearest
 from poptorch.options import locations, strategies
 
 _CONSTRUCTORS: dict[str, Any] = {
@@ -35,17 +38,46 @@ _CONSTRUCTORS: dict[str, Any] = {
 _ENUMS: dict[str, Any] = {
     name: kind for name, kind in vars(enums).items() if isinstance(kind, EnumMeta) and kind.__module__ == enums.__name__
 }
+_CARRIED_OUT: ContextVar[tuple[Path, ...]] = ContextVar("poptorch_option_files", default=())  # outermost first
 _PRIVATE_BUT_COMMON = ("_Popart", "_popart")
 
 
 def apply_file(options: Any, path: str | os.PathLike[str]) -> None:
     """Carry out the lines of a file; nothing is changed if one of them is not well formed."""
-    name = os.path.basename(path)
-    stripped = (line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines())
+    file = _existing(path)
+    stripped = (line.strip() for line in _read(file).splitlines())
     kept = [line for line in stripped if line and not line.startswith("#")]
-    parsed = [_parse(line, number, name) for number, line in enumerate(kept, start=1)]
-    for expression in parsed:
-        _Evaluator(options).value(expression)
+    parsed = [_parse(line, number, file.name) for number, line in enumerate(kept, start=1)]
+    with _being_carried_out(file):
+        for expression in parsed:
+            _Evaluator(options).value(expression)
+
+
+def _existing(path: object) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise OptionError(f"loadFromFile takes the name of a file, not {path!r}")
+    return Path(cast("str | os.PathLike[str]", path))
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+    except UnicodeDecodeError as error:
+        raise ConfigFileError(f"{file.name} is not text in UTF-8: {error}") from error
+
+
+@contextmanager
+def _being_carried_out(file: Path) -> Generator[None, None, None]:
+    """A file may load others, but not itself, on whatever way."""
+    outer, now = _CARRIED_OUT.get(), file.resolve()
+    if now in outer:
+        loop = " → ".join(path.name for path in (*outer[outer.index(now) :], now))
+        raise ConfigFileError(f"{file.name} loads itself, which would never end: {loop}")
+    token = _CARRIED_OUT.set((*outer, now))
+    try:
+        yield
+    finally:
+        _CARRIED_OUT.reset(token)
 
 
 def _parse(line: str, number: int, file: str) -> ast.expr:
@@ -123,6 +155,8 @@ class _Evaluator:
 
 def apply_json(options: Any, text: str, origin: str = "") -> None:
     """Call the setters that a JSON object names; a list holds several arguments. `origin` says where it came from."""
+    if not isinstance(text, (str, bytes, bytearray)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(f"from_json takes a text, not {text!r} ({type(text).__name__})")
     try:
         calls: object = json.loads(text)
     except json.JSONDecodeError as error:

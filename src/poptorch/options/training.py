@@ -6,7 +6,7 @@ from typing_extensions import Self
 
 from poptorch.enums import MeanReductionStrategy, ReductionType
 from poptorch.errors import OptionValueError
-from poptorch.options.checks import integer, member, positive
+from poptorch.options.checks import at_least_one, member, positive, truth
 from poptorch.options.group import OptionGroup, Stored, option
 from poptorch.options.popart import PopartOptions
 
@@ -18,10 +18,10 @@ class TrainingOptions(OptionGroup):
         super().__init__()
         vars(self)["_popart"] = popart
 
-    @option(gradient_accumulation=1)
+    @option(gradient_accumulation=Stored(int, 1, least=1))
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
         """Add up the gradients of this many micro-batches before each weight update."""
-        return self._store(gradient_accumulation=integer("gradientAccumulation", gradient_accumulation))
+        return self._store(gradient_accumulation=at_least_one("gradientAccumulation", gradient_accumulation))
 
     @option(accumulation_and_replication_reduction_type=ReductionType.Mean)
     def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> Self:
@@ -63,5 +63,8 @@ class TrainingOptions(OptionGroup):
     @option(popart=("convolutionOptions",))
     def setConvolutionDithering(self, enabled: bool) -> Self:
         """Start each convolution on another tile, to use memory evenly; replaces `convolutionOptions`."""
-        self._popart.set("convolutionOptions", {"enableConvDithering": "true" if enabled else "false"})
+        self._popart.set(
+            "convolutionOptions",
+            {"enableConvDithering": "true" if truth("setConvolutionDithering", enabled) else "false"},
+        )
         return self

@@ -1,23 +1,12 @@
-"""Engines that run an `Executable`, and the session that drives them."""
+"""The session: runs the schedule of an executable on bound state, and gives outputs and a `RunTrace`."""
 
-from poptorch.runtime.checked import CheckedEngine
-from poptorch.runtime.counters import CallTimes, Latency, latency
-from poptorch.runtime.eager import EagerEngine
-from poptorch.runtime.engine import Engine, Kernel, choose_engine
-from poptorch.runtime.layout import with_stride
-from poptorch.runtime.memory import return_freed_memory
 from poptorch.runtime.session import Session
+from poptorch.runtime.trace import NO_LATENCY, Latency, RunTrace, latency
 
 __all__ = [
-    "CallTimes",
-    "CheckedEngine",
-    "EagerEngine",
-    "Engine",
-    "Kernel",
+    "NO_LATENCY",
     "Latency",
+    "RunTrace",
     "Session",
-    "choose_engine",
     "latency",
-    "return_freed_memory",
-    "with_stride",
 ]

@@ -1,16 +1,13 @@
-"""The passes of the compiler, in order, and the runner that applies them."""
+"""The semantic passes: what the program is on an IPU system. They are applied in this order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from poptorch.compiler.passes.canonicalize import canonicalize
-from poptorch.compiler.passes.convolution import separate_bias_gradients
 from poptorch.compiler.passes.dead import remove_dead_ops
 from poptorch.compiler.passes.fold_norm import fold_batch_norm
 from poptorch.compiler.passes.pieces import join_pieces
-from poptorch.compiler.passes.pooling import pool_before_relu
-from poptorch.compiler.passes.widen import widen_products
 from poptorch.ir import StepGraph, verify
 from poptorch.options import Settings
 
@@ -20,10 +17,7 @@ Observer = Callable[[str, StepGraph], None]
 PASSES: tuple[Pass, ...] = (
     canonicalize,
     fold_batch_norm,
-    pool_before_relu,
-    separate_bias_gradients,
     join_pieces,
-    widen_products,
     remove_dead_ops,
 )
 

@@ -1,8 +1,8 @@
 """Bring a captured graph into its plain form.
 
 In:    a StepGraph as it was traced.
-Out:   the same graph without ops that only change bookkeeping, with `a + alpha * b` written as two ops, with int64
-       labels in every loss, and with no result that shares memory with an input.
+Out:   the same graph without ops that only change bookkeeping, with int64 labels in every loss, and with no result
+       that shares memory with an input.
 Keeps: every value, the signature.
 """
 
@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.compiler.passes.rewrite import insert
-from poptorch.ir import OutputRole, StepGraph, value_of
+from poptorch.ir import OutputRole, StepGraph, insert, value_of
 from poptorch.ir.ops import memory_owner
 from poptorch.options import Settings
 
@@ -31,32 +30,18 @@ _POSITION_OF_LABELS: dict[Any, int] = {
 
 
 def canonicalize(graph: StepGraph, settings: Settings) -> StepGraph:
-    """Remove identities, write out products, and give every new value memory of its own."""
+    """Remove identities, and give every new value memory of its own."""
     ops = graph.copy_ops()
     for node in list(ops.nodes):
         if node.target in _IDENTITIES:
             node.replace_all_uses_with(node.args[0])
             ops.erase_node(node)
-        elif node.target is aten.add.Tensor and node.kwargs.get("alpha", 1) != 1:
-            _write_out_alpha(ops, node)
         elif node.target in _POSITION_OF_LABELS:
             _use_long_labels(ops, node)
     results = _separate(ops, graph)
     ops.output_node().args = (tuple(results),)
     ops.eliminate_dead_code()
     return replace(graph, ops=ops)
-
-
-def _write_out_alpha(ops: fx.Graph, node: fx.Node) -> None:
-    """Multiply before adding: Inductor (2.13) forgets alpha where it joins an addition to a matrix product."""
-    first, second = node.args
-    dtype = value_of(node).dtype
-    if isinstance(second, fx.Node):
-        with ops.inserting_before(node):
-            if value_of(second).dtype != dtype:
-                second = insert(ops, node, aten._to_copy.default, second, dtype=dtype)
-            second = insert(ops, node, aten.mul.Tensor, second, node.kwargs["alpha"])
-        node.args, node.kwargs = (first, second), {}
 
 
 def _use_long_labels(ops: fx.Graph, loss: fx.Node) -> None:

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.compiler.passes.rewrite import insert
-from poptorch.ir import StepGraph, value_of
+from poptorch.ir import StepGraph, insert, value_of
 from poptorch.options import Settings
 
 aten = torch.ops.aten
@@ -26,7 +25,7 @@ _NORM = aten._native_batch_norm_legit_no_training.default
 
 def fold_batch_norm(graph: StepGraph, settings: Settings) -> StepGraph:
     """Scale the convolution's weights instead of its results."""
-    if settings.training or not any(node.target is _NORM for node in graph.ops.nodes):
+    if settings.is_training or not any(node.target is _NORM for node in graph.ops.nodes):
         return graph
     ops = graph.copy_ops()
     for node in list(ops.nodes):
@@ -48,7 +47,12 @@ def _can_fold(norm: fx.Node) -> bool:
 
 def _is_unbatched(node: Any) -> bool:
     """Whether a value comes from state alone; only inputs themselves are looked at, which is what layers use."""
-    return isinstance(node, fx.Node) and node.op == "placeholder" and value_of(node).dtype.is_floating_point
+    return isinstance(node, fx.Node) and _input(node).op == "placeholder" and value_of(node).dtype.is_floating_point
+
+
+def _input(node: Any) -> Any:
+    """What was cast, if a value is a cast of something."""
+    return node.args[0] if isinstance(node, fx.Node) and node.target is aten._to_copy.default else node
 
 
 def _fold(graph: fx.Graph, norm: fx.Node) -> None:
@@ -62,7 +66,8 @@ def _fold(graph: fx.Graph, norm: fx.Node) -> None:
         return call(aten._to_copy.default, state, dtype=torch.float32) if is_narrow else state
 
     with graph.inserting_before(convolution):
-        weight, bias, gamma, beta, mean, variance = map(wide, (*convolution.args[1:3], *norm.args[1:5]))
+        state = (*convolution.args[1:3], *norm.args[1:5])
+        weight, bias, gamma, beta, mean, variance = [wide(_input(each)) for each in state]
         epsilon = norm.args[6]
         scale = call(aten.rsqrt.default, call(aten.add.Scalar, variance, epsilon))
         if gamma is not None:

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.compiler.passes.rewrite import insert
-from poptorch.ir import StepGraph, value_of
+from poptorch.ir import StepGraph, insert, value_of
 from poptorch.options import Settings
 
 aten = torch.ops.aten
@@ -37,7 +36,7 @@ class _Piece:
 
 def join_pieces(graph: StepGraph, settings: Settings) -> StepGraph:
     """Concatenate what is spread out over zeros and added up."""
-    if not settings.training or not any(node.target in (_SELECTED, _SLICED) for node in graph.ops.nodes):
+    if not settings.is_training or not any(node.target in (_SELECTED, _SLICED) for node in graph.ops.nodes):
         return graph
     ops = graph.copy_ops()
     for node in list(ops.nodes):

@@ -1,0 +1,5 @@
+"""`IPUPrecision`, which lives in `poptorch.lightning`."""
+
+from poptorch.lightning import IPUPrecision
+
+__all__ = ["IPUPrecision"]

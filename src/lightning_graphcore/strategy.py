@@ -1,0 +1,5 @@
+"""`IPUStrategy`, which lives in `poptorch.lightning`."""
+
+from poptorch.lightning import IPUStrategy
+
+__all__ = ["IPUStrategy"]

@@ -1,0 +1,20 @@
+"""Engines: each makes programs ready to run on this machine, by host passes and kernels of its own."""
+
+from poptorch.engines.checked import CheckedEngine
+from poptorch.engines.choose import choose_engine
+from poptorch.engines.eager import EagerEngine
+from poptorch.engines.engine import NOTHING_TO_WRITE, Bound, Engine, Kernel, Started, finish
+from poptorch.engines.memory import return_freed_memory
+
+__all__ = [
+    "NOTHING_TO_WRITE",
+    "Bound",
+    "CheckedEngine",
+    "EagerEngine",
+    "Engine",
+    "Kernel",
+    "Started",
+    "choose_engine",
+    "finish",
+    "return_freed_memory",
+]

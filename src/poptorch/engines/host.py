@@ -1,0 +1,36 @@
+"""What passes of an engine may know about a program beside its graph, and how they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from poptorch.ir import StepGraph, verify
+
+Observer = Callable[[str, StepGraph], None]
+
+
+@dataclass(frozen=True)
+class Host:
+    """The surroundings of a program on this machine."""
+
+    fixed: frozenset[str] = frozenset()  # the state that nobody changes while the program is bound to it
+    channels_last: frozenset[str] = frozenset()  # the parameters whose memory has channels innermost
+
+
+HostPass = Callable[[StepGraph, Host], StepGraph]
+
+
+def run_host_passes(graph: StepGraph, host: Host, passes: Sequence[HostPass], observe: Observer) -> StepGraph:
+    """Apply every pass in order; verify each new graph, and observe the graph after each pass."""
+    name = graph.name
+    for apply in passes:
+        before, graph = graph, apply(graph, host)
+        if graph is not before:
+            verify(graph)
+        observe(f"{name}.{apply.__name__}", graph)
+    return graph
+
+
+def unobserved(name: str, graph: StepGraph) -> None:
+    """Nobody looks."""

@@ -1,0 +1,39 @@
+"""Put what a Python function computes into a graph, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from poptorch.engines.private import make_fx
+from poptorch.ir import fake_mode, value_of
+
+
+def inline(graph: fx.Graph, like: fx.Node, function: Callable[..., Any], *args: Any) -> Any:
+    """The ops of a function of tensors at the graph's insertion point; nodes take the place of tensors.
+
+    New ops belong to the same phase and line as `like`. The result is nested as that of the function.
+    """
+    nodes: list[fx.Node] = []
+    fx.map_arg(args, nodes.append)
+    results: list[Any] = []
+
+    def compute(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        given = iter(tensors)
+        results.append(function(*fx.map_arg(args, lambda node: next(given))))
+        return pytree.tree_leaves(results[0])
+
+    with fake_mode():
+        traced = make_fx(compute)(*map(value_of, nodes))
+    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    copies = dict(zip(placeholders, nodes, strict=True))
+    for node in traced.graph.nodes:
+        if node.op == "call_function":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta = {"val": node.meta["val"], "custom": like.meta.get("custom", {})}
+    flat: Any = traced.graph.output_node().args[0]
+    return pytree.tree_unflatten([copies[node] for node in flat], pytree.tree_structure(results[0]))

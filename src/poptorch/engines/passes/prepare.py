@@ -1,0 +1,23 @@
+"""Compute what depends on weights alone when they are taken over, and not in every call.
+
+In:    a StepGraph, with the names of state that nobody changes between calls.
+Out:   the same graph without such ops; it takes their results as inputs. The graph that computes them, `prepare`,
+       belongs to it.
+Keeps: every value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from poptorch.engines.host import Host
+from poptorch.ir import StepGraph
+from poptorch.ir.hoist import hoist
+
+PREPARE = "prepare"
+
+
+def prepare_weights(graph: StepGraph, host: Host) -> StepGraph:
+    """Take ops on fixed state out of the graph."""
+    step, prepare = hoist(graph, host.fixed, name="prepared")
+    return graph if prepare is None else replace(step, graphs={**step.graphs, PREPARE: prepare})

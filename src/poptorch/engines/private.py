@@ -1,0 +1,46 @@
+"""The door to private parts of PyTorch for this folder: nothing else here imports them.
+
+Each name has a test in tests/engines/test_private.py that says what it is used for, and fails if PyTorch changes it.
+They take more than a second to import, so this module is imported where native code is compiled.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+import torch._C
+from torch._dynamo.source import ConstantSource
+from torch._guards import TracingContext, tracing
+from torch._inductor import config, inductor_prims
+from torch._inductor.codegen.cpp import OuterLoopFusedSchedulerNode
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomSchedulerPass, get_hash_for_files
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+aoti = torch._C._aoti  # how native code is given tensors, and gives them back
+
+__all__ = [
+    "ConstantSource",
+    "CustomSchedulerPass",
+    "DimDynamic",
+    "FakeTensorMode",
+    "OuterLoopFusedSchedulerNode",
+    "ShapeEnv",
+    "StatelessSymbolicContext",
+    "TracingContext",
+    "V",
+    "aoti",
+    "compile_fx_inner",
+    "config",
+    "fx_traceback",
+    "get_hash_for_files",
+    "inductor_prims",
+    "joint_graph_passes",
+    "make_fx",
+    "select_decomp_table",
+    "tracing",
+]

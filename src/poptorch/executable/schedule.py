@@ -1,0 +1,101 @@
+"""The order in which a call runs its programs, as a value: which IPU runs what, when, on which micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run a program for one replica on one micro-batch, counted within the round.
+
+    If it `commits`, what it writes is final; otherwise a `Commit` that follows makes it so.
+    """
+
+    program: str
+    replica: int
+    micro_batch: int
+    ipu: int  # of the whole system
+    slot: int  # of time; what stands in the same slot could run at the same time
+    commits: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.program} {self.micro_batch}"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Make final what was written since the last commit, and run these update programs as a part of it."""
+
+    updates: tuple[str, ...]
+    ipus: tuple[int, ...]
+    slot: int
+
+    def __str__(self) -> str:
+        return " ".join(self.updates) or "commit"
+
+
+Instruction = Run | Commit
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What one call does: `rounds` times the same instructions, each time on the next micro-batches."""
+
+    instructions: tuple[Instruction, ...]
+    rounds: int
+    micro_batches: int  # in a round
+
+    def __post_init__(self) -> None:
+        self._verify()
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(instruction for instruction in self.instructions if isinstance(instruction, Run))
+
+    @property
+    def is_revocable(self) -> bool:
+        """Whether something that a run writes can still be taken back: there is a commit to wait for."""
+        return any(isinstance(instruction, Commit) for instruction in self.instructions)
+
+    @property
+    def ipus(self) -> int:
+        return 1 + max((ipu for instruction in self.instructions for ipu in _ipus(instruction)), default=-1)
+
+    @property
+    def slots(self) -> int:
+        return 1 + max((instruction.slot for instruction in self.instructions), default=-1)
+
+    def _verify(self) -> None:
+        """Check what every schedule keeps; a failure is a mistake of ours, not of the user."""
+        places = [(ipu, instruction.slot) for instruction in self.instructions for ipu in _ipus(instruction)]
+        assert len(set(places)) == len(places), "an IPU does one thing at a time"
+        assert {run.micro_batch for run in self.runs} <= set(range(self.micro_batches)), "no such micro-batch"
+        if self.is_revocable:
+            assert isinstance(self.instructions[-1], Commit), "a round ends with what makes it final"
+            assert not any(run.commits for run in self.runs), "a run commits by itself, or a commit does it for all"
+
+    def __str__(self) -> str:
+        return "\n".join(_print(self))
+
+
+def _ipus(instruction: Instruction) -> tuple[int, ...]:
+    return (instruction.ipu,) if isinstance(instruction, Run) else instruction.ipus
+
+
+def _print(schedule: Schedule) -> Iterator[str]:
+    """A row for each IPU, a column for each slot of one round."""
+    cells = [[""] * schedule.slots for _ in range(schedule.ipus)]
+    for instruction in schedule.instructions:
+        for ipu in _ipus(instruction):
+            cells[ipu][instruction.slot] = str(instruction)
+    times = "once" if schedule.rounds == 1 else f"{schedule.rounds} times"
+    yield f"schedule, {times}:"
+    titles = [f"slot {slot}" for slot in range(schedule.slots)]
+    widths = [max(len(row[slot]) for row in [titles, *cells]) for slot in range(schedule.slots)]
+    names = ["", *(f"IPU {ipu}" for ipu in range(schedule.ipus))]
+    first = max(map(len, names))
+    for name, row in zip(names, [titles, *cells], strict=True):
+        columns = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield f"  {name:<{first}}  {'  '.join(columns)}".rstrip()

@@ -1,0 +1,149 @@
+"""Make a compiled variant of a model: capture, compile, load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from poptorch._logging import logger
+from poptorch.capture import Call, Captured
+from poptorch.compiler import Surroundings, compile_graph, dumping, show_captured
+from poptorch.engines import EagerEngine, Engine, Kernel
+from poptorch.executable import Executable, GroupBinding, Interface
+from poptorch.model.arguments import CallSpec
+from poptorch.model.buffers import check_broadcast
+from poptorch.model.grouping import plan_groupings, run_on_one_group
+from poptorch.model.hooks import compile_hooks
+from poptorch.model.locking import COMPILING
+from poptorch.model.modes import Flags, ModuleWatch, run_with_flags
+from poptorch.model.optimizers import OptimizerSet, is_number
+from poptorch.model.owned_state import OwnedState
+from poptorch.model.program_state import ProgramState, Strides
+from poptorch.model.snapshot import Snapshot
+from poptorch.model.variants import Variant
+from poptorch.options import Settings
+from poptorch.runtime import Session
+
+Phase = Callable[[str], None]  # names what is going on
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What every variant of a model is made from."""
+
+    module: nn.Module
+    settings: Settings
+    engine: Engine
+    optimizers: OptimizerSet
+    replica_groups: Mapping[str, tuple[Any, ...]]
+    scale_factor: torch.Tensor  # of automatic loss scaling, the same for all variants
+    warned: set[str]
+
+
+def build(
+    blueprint: Blueprint, call: CallSpec, tensors: list[torch.Tensor], flags: Flags, reason: str, before: Variant | None
+) -> Variant:
+    """A variant for a kind of call, of which `tensors` are an example, and a mode; it goes on where `before` stands."""
+    start = time.perf_counter()
+    settings, module = blueprint.settings, blueprint.module
+    watch = ModuleWatch(module)
+    with COMPILING, _progress(settings.report.show_progress) as phase:
+        phase("Capturing the model")
+        parameters = dict(module.named_parameters())
+        groupings = plan_groupings(parameters, blueprint.replica_groups, settings)
+
+        def capture() -> Captured:
+            return run_with_flags(module, flags, lambda: _capture(blueprint, call, tensors))
+
+        with compile_hooks():
+            captured = run_on_one_group(parameters, groupings, capture)
+        show_captured(captured.graph)
+        phase("Optimising the graph")
+        observe = dumping("training" if settings.is_training else "inference")
+        around = Surroundings(Interface(call, captured.result), _bindings(captured), groupings)
+        executable = compile_graph(captured.graph, around, _without_numbers(settings), observe)
+        phase("Compiling the programs")
+        kernels = _compile(blueprint, executable, observe)
+        check_broadcast(settings, module, executable)
+        phase("Loading")
+        strides = {name: stride for kernel in kernels.values() for name, stride in kernel.strides.items()}
+        state = _own(blueprint, captured, executable, strides)
+        if before is not None:
+            state.take_over(before.state)
+        session = Session(executable, kernels, state.tensors())
+        state.confirm()
+        if before is not None:
+            session.random.go_on_from(before.session.random)
+    return Variant(call, flags, watch, session, state, reason, time.perf_counter() - start)
+
+
+def _capture(blueprint: Blueprint, call: CallSpec, tensors: list[torch.Tensor]) -> Captured:
+    from poptorch.capture.record import capture_inference, capture_training  # takes a second, so only when needed
+
+    module, settings = blueprint.module, blueprint.settings
+    examples: list[torch.Tensor] = []
+    for name, tensor in zip(call.tensor_names, tensors, strict=True):
+        rows = settings.batching.rows_per_micro_batch(name, tuple(tensor.shape))
+        examples.append(tensor.narrow(0, 0, rows) if tensor.dim() else tensor)
+    registered = dict(module.named_parameters()) | dict(module.named_buffers())
+    example = Call(call.args, call.kwargs, call.tensor_names, tuple(examples), frozenset(registered))
+    if settings.is_training:
+        return capture_training(module, example, blueprint.optimizers.plans, settings)
+    return capture_inference(module, example, settings)
+
+
+def _bindings(captured: Captured) -> tuple[GroupBinding, ...]:
+    """Which parameters each group trains, without the optimisers themselves."""
+    return tuple(
+        GroupBinding(group.index, group.optimizer, group.position, group.names, str(group.plan.rule))
+        for group in captured.groups
+    )
+
+
+def _without_numbers(settings: Settings) -> Settings:
+    """The settings without anchors of numbers that optimisers have, and no program computes."""
+    anchored = tuple(pair for pair in settings.report.anchored if not is_number(pair[1].long_name))
+    return replace(settings, report=replace(settings.report, anchored=anchored))
+
+
+def _compile(blueprint: Blueprint, executable: Executable, observe: Callable[..., None]) -> dict[str, Kernel]:
+    """Kernels for all programs; one that runs once per set of weights is not worth native code."""
+    checks = blueprint.settings.precision.floating_point_checks
+    once = [program for program in executable.programs if program is executable.prepare and not checks]
+    often = [program for program in executable.programs if program not in once]
+    return {**blueprint.engine.compile(often, observe), **EagerEngine().compile(once, observe)}
+
+
+def _own(blueprint: Blueprint, captured: Captured, executable: Executable, strides: Strides) -> ProgramState:
+    if not blueprint.settings.is_training:
+        return Snapshot(blueprint.module, executable, strides, blueprint.warned)
+    optimizers = blueprint.optimizers
+    return OwnedState(
+        blueprint.module, optimizers.optimizers, optimizers.plans, captured, executable, strides, blueprint.scale_factor
+    )
+
+
+@contextmanager
+def _progress(show: bool) -> Iterator[Phase]:
+    """A bar that names the phases of a compilation; silent if standard error is not a terminal."""
+    with tqdm(
+        desc="Graph compilation",
+        total=None,
+        disable=None if show else True,
+        leave=False,
+        bar_format="{desc} [{elapsed}]",
+    ) as bar:
+
+        def phase(name: str) -> None:
+            logger.debug("%s", name)
+            bar.set_description_str(f"Graph compilation: {name}")
+            bar.refresh()
+
+        yield phase

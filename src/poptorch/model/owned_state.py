@@ -1,0 +1,270 @@
+"""The state of a training program: the module's and the optimisers' own tensors, which it changes in place."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from poptorch._logging import logger
+from poptorch.capture import LOSS_SCALING, SCALE_FACTOR, Captured, Holder, TrainedGroup, holders_of
+from poptorch.errors import ArgumentError, OptimizerStateError, explain
+from poptorch.executable import Executable
+from poptorch.ir import InputSpec, Role, with_stride
+from poptorch.model.clock import clocks_of
+from poptorch.model.modes import ModuleWatch, replaced_error
+from poptorch.model.optimizers import OptimizerSet
+from poptorch.model.program_state import HostLayouts, ProgramState, Strides, registered_tensor, table_of
+from poptorch.model.replacement import check_optimizers, fits
+from poptorch.model.seats import Seats
+from poptorch.optim.gradients import check_scaling
+from poptorch.optim.plan import GroupPlan, OptimizerPlan
+from poptorch.options import Settings
+
+
+class OwnedState:
+    """The state of a training program: parameters, buffers, optimiser state and hyper-parameters, by name."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        plans: Sequence[OptimizerPlan],
+        captured: Captured,
+        executable: Executable,
+        strides: Strides,
+        scale_factor: torch.Tensor,
+    ) -> None:
+        self._module, self._groups = module, captured.groups
+        self._layouts = HostLayouts(strides, executable.binding.groupings)
+        self._loss_type, self._reached = captured.loss_type, captured.reached
+        self._specs = [spec for spec in executable.state if spec.role in (Role.PARAMETER, Role.BUFFER)]
+        self._hypers = {
+            spec.name: torch.tensor(group.plan.values[spec.key], dtype=torch.float64)
+            for group in captured.groups
+            for spec in group.hypers
+        }
+        for spec in executable.state:
+            if spec == LOSS_SCALING:
+                self._hypers[spec.name] = torch.tensor(plans[0].loss_scaling.value)
+            elif spec == SCALE_FACTOR:
+                self._hypers[spec.name] = scale_factor
+        self._trainable = _trainable(module)
+        self._compiled = tuple(plans)
+        self._optimizers = tuple(optimizers)
+        self._holders: Mapping[str, Holder] = holders_of(module, plans)
+        self._clocks = clocks_of(module.parameters())
+        self._seats = Seats()
+        self._optimizer_states: list[object] = []
+        self._is_bound = False  # whether a session works on the tensors in the seats
+
+    @property
+    def _replica_groups(self) -> dict[str, int]:
+        """How many groups of replicas have a value of their own, by the name of the parameter."""
+        return {grouping.name: grouping.groups for grouping in self._layouts.groupings}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Every tensor of the state, in the memory layout that the program expects; remembers where they live.
+
+        They count as new until `confirm` tells that a session works on them.
+        """
+        self._is_bound = False
+        self._seats = Seats()
+        found = dict(self._hypers)
+        for spec in self._specs:
+            found[spec.name] = self._registered(spec)
+        parameters = dict(self._module.named_parameters())
+        for group in self._groups:
+            own = [parameters[name] for name in group.names]
+            for name, parameter in zip(group.names, own, strict=True):
+                if parameter is not self._holders[name].parameter:
+                    raise ArgumentError(_exchanged(name))
+            found.update(self._optimizer_tensors(group, own))
+        self._optimizer_states = [optimizer.state for optimizer in self._optimizers]
+        for optimizer in self._optimizers:
+            self._seats.watch(optimizer.state)
+        return found
+
+    def confirm(self) -> None:
+        """A session works on the tensors that were handed out last."""
+        self._is_bound = True
+
+    def _trained_parameters(
+        self, optimizer: int, holders: Mapping[str, Holder]
+    ) -> dict[str, tuple[nn.Parameter, GroupPlan]]:
+        """The parameters that the program trains and one optimiser holds, by name, each with the plan of its group."""
+        held = {name: holders[name] for group in self._groups for name in group.names if name in holders}
+        return {name: (each.parameter, each.plan) for name, each in held.items() if each.optimizer == optimizer}
+
+    def has_changed(self, watch: ModuleWatch) -> bool:
+        """Whether a tensor is not the one that was bound; changed contents do not matter."""
+        if replaced := watch.replaced():
+            raise ArgumentError(replaced_error(replaced))
+        owners = zip(self._optimizers, self._optimizer_states, strict=True)
+        return not (
+            self._is_bound
+            and all(optimizer.state is state for optimizer, state in owners)
+            and self._seats.are_unchanged()
+        )
+
+    def begin_call(self) -> None:
+        """Tell inference models that weights change: before they do and after, whatever happens in between."""
+        for clock in self._clocks:
+            clock.time += 1
+
+    end_call = begin_call
+
+    def refresh(self, watch: ModuleWatch, names: Collection[str] | None = None) -> None:
+        """The program works on the owners' tensors themselves."""
+
+    def take_over(self, before: ProgramState) -> None:
+        """All programs work on the same tensors."""
+
+    is_host_stale = False
+
+    def connect(self, optimizers: OptimizerSet, holders: Mapping[str, Holder], settings: Settings) -> None:
+        trained = [self._trained_parameters(index, holders) for index in range(len(optimizers.optimizers))]
+        optimizers.connect(trained, self._hypers.get(SCALE_FACTOR.name), self._replica_groups, settings)
+
+    def write_back(self) -> None:
+        """The module has the tensors that the program works on."""
+
+    def accepts(self, plans: Sequence[OptimizerPlan], holders: Mapping[str, Holder]) -> bool:
+        """Whether the program can go on with these optimisers; if not, the model has to be compiled again.
+
+        Raises for what a new optimiser cannot change at all.
+        """
+        check_optimizers(self._compiled, plans, self._groups, holders)
+        if LOSS_SCALING.name in self._hypers:
+            check_scaling(plans[0].loss_scaling.value, self._loss_type)
+        trained = {name for group in self._groups for name in group.names}
+        trainable = _trainable(self._module)
+        return (
+            trainable == self._trainable and (holders.keys() & self._reached) <= trained and fits(self._groups, holders)
+        )
+
+    def go_on_with(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        plans: Sequence[OptimizerPlan],
+        holders: Mapping[str, Holder],
+    ) -> None:
+        """Take the numbers of other optimisers, which must be acceptable, and the state that they have."""
+        self._optimizers, self._holders = tuple(optimizers), holders
+        for group in self._groups:
+            values = self._holders[group.names[0]].plan.values
+            for spec in group.hypers:
+                self._hypers[spec.name].fill_(values[spec.key])
+        if LOSS_SCALING.name in self._hypers:
+            self._hypers[LOSS_SCALING.name].fill_(plans[0].loss_scaling.value)
+
+    def _registered(self, spec: InputSpec) -> torch.Tensor:
+        """A parameter or buffer where the module keeps it; a new memory layout is given to the object itself."""
+        tensor = registered_tensor(self._module, self._layouts.host(spec))
+        if tensor.dtype != spec.dtype:
+            logger.info("%s is %s from now on, where it cannot overflow", spec.name, spec.dtype)
+            tensor.data = tensor.to(spec.dtype)
+        table, attribute = table_of(self._module, spec)
+        stride = self._layouts.host(spec).stride
+        if tensor.stride() != stride or tensor.is_conj() or tensor.is_neg():
+            tensor.data = with_stride(tensor.detach(), stride, always_copy=True)
+        if tensor.requires_grad != self._trainable.get(spec.name, tensor.requires_grad):
+            raise ArgumentError(_froze(spec.name, tensor))
+        self._seats.add(table, attribute)
+        return tensor
+
+    def _optimizer_tensors(self, group: TrainedGroup, parameters: list[nn.Parameter]) -> dict[str, torch.Tensor]:
+        """The optimiser's tensors for one group, created as torch creates them where they do not exist yet."""
+        found: dict[str, torch.Tensor] = {}
+        rule, state = group.plan.rule, self._optimizer(group).state
+        counter = torch.zeros(len(parameters))
+        for index, (parameter, layout) in enumerate(zip(parameters, group.layouts, strict=True)):
+            if not layout and not group.counts:
+                continue
+            entries = state.setdefault(parameter, {})
+            known = {key: tensor for key in layout if (tensor := _as_tensor(entries.get(key))) is not None}
+            missing = [key for key in layout if key not in known]
+            if rule.counts_steps:
+                counter[index] = float(entries.get("step", 0))
+                entries["step"] = counter[index]  # a view: the program advances all counters of a group at once
+                self._seats.add(entries, "step")
+            else:
+                counter[index] = float(not missing)
+            if missing:
+                known.update(self._initial_state(group, index, parameter, missing))
+            for key, spec in layout.items():
+                tensor, host = known[key], self._layouts.host(spec)
+                if tuple(tensor.shape) != host.shape:
+                    raise OptimizerStateError(_misshapen(tensor, host))
+                entries[key] = with_stride(tensor.to(spec.dtype), host.stride)
+                found[spec.name] = entries[key]
+                self._seats.add(entries, key)
+        if group.counts:
+            found[group.counter.name] = counter
+        return found
+
+    def _initial_state(
+        self, group: TrainedGroup, index: int, parameter: nn.Parameter, missing: Sequence[str]
+    ) -> dict[str, torch.Tensor]:
+        """The missing entries as a parameter starts with them; if groups of replicas have their own, those of each."""
+        name = group.names[index]
+        rule, values = self._holders[name].plan.rule, self._holders[name].plan.values
+        is_grouped = name in self._replica_groups
+        try:
+            parts = [rule.initial_state(part, values) for part in (parameter.detach() if is_grouped else [parameter])]
+            found = {
+                key: torch.stack([part[key] for part in parts]) if is_grouped else parts[0][key] for key in missing
+            }
+        except Exception as error:  # a step() that does not make its state by itself
+            raise OptimizerStateError(_gone(type(self._optimizer(group)).__name__, missing, name)) from error
+        return found
+
+    def _optimizer(self, group: TrainedGroup) -> torch.optim.Optimizer:
+        return self._optimizers[self._holders[group.names[0]].optimizer]
+
+
+def _trainable(module: nn.Module) -> dict[str, bool]:
+    return {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+
+
+def _froze(name: str, parameter: torch.Tensor) -> str:
+    now, then = ("requires a gradient", "did not") if parameter.requires_grad else ("requires no gradient", "did")
+    return explain(
+        f"parameter {name} {now}, but {then} when the model was compiled.",
+        reason="which parameters are trained is part of the program",
+        fix=f"set {name}.requires_grad back, or call setOptimizer, which lets the model compile again",
+    )
+
+
+def _exchanged(name: str) -> str:
+    return explain(
+        f"parameter {name} was replaced by another one, which the optimiser does not hold: it would not be trained.",
+        fix=f"change the contents of the old one ({name}.data = ...), or build a new optimiser and call setOptimizer",
+    )
+
+
+def _gone(optimizer: str, missing: Sequence[str], name: str) -> str:
+    return explain(
+        f"the optimiser {optimizer} has no {', '.join(missing)} for parameter {name}.",
+        reason="the state was removed, and step() does not make it anew",
+        fix="put it back, load a state dictionary, or build the optimiser again and hand it to setOptimizer",
+    )
+
+
+def _misshapen(tensor: torch.Tensor, wanted: InputSpec) -> str:
+    return explain(
+        f"the optimiser has {wanted.key} of shape {list(tensor.shape)} for parameter {wanted.owner}, "
+        f"which needs {list(wanted.shape)}.",
+        reason="a state dictionary of another model was loaded, or the entry was replaced",
+        fix="load the state that belongs to this model, or clear the optimiser's state",
+    )
+
+
+def _as_tensor(value: Any) -> torch.Tensor | None:
+    """An entry of an optimiser's state; one that is counted in Python is kept as a tensor from now on."""
+    if isinstance(value, numbers.Real):
+        return torch.tensor(float(value))
+    return value if isinstance(value, torch.Tensor) else None
