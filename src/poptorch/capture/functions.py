@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-from poptorch.capture.ctc import ctc_loss
+from poptorch.ops.ctc import ctc_loss
 from poptorch.capture.mixed_types import spellings
 from poptorch.capture.proxies import node_of
 from poptorch.capture.source import current_user_line
