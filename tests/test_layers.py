@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ LEAVES = {
     "_logging",
     "_version",
     "autocasting",
+    "compiling",
     "faults",
     "interrupts",
     "late_imports",
@@ -89,6 +91,33 @@ def test_imports_only_what_its_layer_may(path):
 
 def test_every_top_level_name_belongs_to_a_layer():
     assert {layer_of(path) for path in MODULES} <= LEAVES | set(MAY_IMPORT) | {"__init__"}
+
+
+PRIVATE = re.compile(r"torch\.(?:[a-z_]+\.)*_[a-zA-Z]|torch\.fx\.experimental")
+DOORS = {  # the modules that may import private names of PyTorch: one for each folder that needs any
+    "capture": {"private"},
+    "data": {"torch_workers"},
+    "engines": {"private", "private_tools"},  # the second for what must not bring the code generator along
+    "ir": {"values"},
+    "optim": {"host_step"},
+}
+
+
+def private_imports(path: Path) -> list[str]:
+    """The private names of PyTorch that a module imports."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name for name in found if PRIVATE.match(name)]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_private_names_of_pytorch_come_through_doors(path):
+    imported = private_imports(path)
+    assert not imported or path.stem in DOORS.get(layer_of(path), set()), imported
 
 
 def test_tracing_internals_stay_in_capture():

@@ -3,7 +3,17 @@
 from poptorch import _logging, autocasting, faults, late_imports, optim, profiling
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
-from poptorch.annotations import Attribute, autocast, identity_loss, isRunningOnIpu
+from poptorch.annotations import (
+    IPU,
+    Attribute,
+    BeginBlock,
+    Block,
+    BlockFunction,
+    autocast,
+    identity_loss,
+    isRunningOnIpu,
+    removeBlocks,
+)
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import (
     AnchorMode,
@@ -57,6 +67,9 @@ __all__ = [
     "AsynchronousDataAccessor",
     "Attribute",
     "AutoStage",
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
     "CommGroupType",
     "ConfigFileError",
     "ConnectionType",
@@ -65,6 +78,7 @@ __all__ = [
     "Error",
     "HalfFloatCastingBehavior",
     "ICustomArgParser",
+    "IPU",
     "Liveness",
     "MatMulSerializationMode",
     "MeanReductionStrategy",
@@ -103,6 +117,7 @@ __all__ = [
     "registerGeometricCustomArgParsers",
     "registerPostCompileHook",
     "registerPreCompileHook",
+    "removeBlocks",
     "setLogLevel",
     "trainingModel",
 ]

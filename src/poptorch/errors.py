@@ -103,6 +103,10 @@ class CaptureError(CompileError, RuntimeError):
     """PyTorch raised an error while `forward` was compiled."""
 
 
+class AnnotationError(CompileError, AssertionError):
+    """A block of the model does not fit the execution strategy."""
+
+
 class LossError(CompileError):
     """There is not exactly one final loss to differentiate."""
 

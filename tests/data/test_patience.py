@@ -8,7 +8,7 @@ import time
 import pytest
 
 from poptorch.data import patience
-from poptorch.data.patience import Patience, Watch, seconds_of_work
+from poptorch.data.patience import Patience, Stopwatch, seconds_of_work
 from poptorch.errors import DataError
 
 
@@ -38,41 +38,41 @@ def clock(monkeypatch):
 
 
 def test_an_idle_worker_is_given_up_soon(clock):
-    when, why = clock.first_verdict(Watch(Patience(), lambda: []), share=0.0, limit=100)
+    when, why = clock.first_verdict(Stopwatch(Patience(), lambda: []), share=0.0, limit=100)
     assert when <= 8
     assert "idle all the time" in why
 
 
 @pytest.mark.parametrize("share", [0.02, 1.0])
 def test_a_busy_worker_may_take_its_time(clock, share):
-    when, why = clock.first_verdict(Watch(Patience(), lambda: []), share=share, limit=5000)
+    when, why = clock.first_verdict(Stopwatch(Patience(), lambda: []), share=share, limit=5000)
     assert when == 3600
     assert why == "no batch for 3600.0 s"
 
 
 def test_a_loop_of_short_sleeps_is_idle(clock):
-    when, _ = clock.first_verdict(Watch(Patience(), lambda: []), share=0.001, limit=100)
+    when, _ = clock.first_verdict(Stopwatch(Patience(), lambda: []), share=0.001, limit=100)
     assert when <= 8
 
 
 def test_waiting_for_a_disk_is_work(clock):
     clock.work = float("inf")
-    assert clock.first_verdict(Watch(Patience(), lambda: []), share=0.0, limit=100) is None
+    assert clock.first_verdict(Stopwatch(Patience(), lambda: []), share=0.0, limit=100) is None
 
 
 def test_where_nobody_can_tell_only_the_long_limit_holds(clock, monkeypatch):
     monkeypatch.setattr(patience, "seconds_of_work", lambda pids: None)
-    assert clock.first_verdict(Watch(Patience(), lambda: []), share=0.0, limit=100) is None
+    assert clock.first_verdict(Stopwatch(Patience(), lambda: []), share=0.0, limit=100) is None
 
 
 def test_a_timeout_is_a_plain_limit(clock):
-    when, _ = clock.first_verdict(Watch(Patience.of(20), lambda: []), share=1.0, limit=100)
+    when, _ = clock.first_verdict(Stopwatch(Patience.of(20), lambda: []), share=1.0, limit=100)
     assert when == 20
 
 
 @pytest.mark.parametrize("patience", [Patience(), Patience.of(20)])
 def test_time_in_which_the_program_was_stopped_does_not_count(clock, patience):
-    watch = Watch(patience, lambda: [])
+    watch = Stopwatch(patience, lambda: [])
     clock.now += 1
     assert watch.verdict() is None
     clock.now += 1000

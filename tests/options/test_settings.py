@@ -8,7 +8,7 @@ import pytest
 
 import poptorch
 from poptorch.enums import OutputMode
-from poptorch.options import resolve
+from poptorch.options import StagePlan, resolve
 
 
 @pytest.mark.parametrize(("training", "mode"), [(True, OutputMode.Final), (False, OutputMode.All)])
@@ -32,7 +32,7 @@ def test_what_happens_to_options_later_does_not_matter():
     options._execution_strategy.stage("a").ipu(1)
     assert settings.batching.device_iterations == 2
     assert list(settings.report.anchors) == ["loss"]
-    assert repr(settings.placement.strategy.stage("a")) == "Stage('a')"
+    assert settings.placement.strategy.stages["a"] == StagePlan(0, 0, None)
 
 
 def test_settings_cannot_be_changed():

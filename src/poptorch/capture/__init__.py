@@ -5,7 +5,14 @@ here but where a model is compiled: `poptorch.capture.record`. Worker processes 
 """
 
 from poptorch.capture.call import Call, Captured
-from poptorch.capture.context import current_marks, is_capturing, leave_autocast, on_device, start_autocast
+from poptorch.capture.context import (
+    current_marks,
+    current_placer,
+    is_capturing,
+    leave_autocast,
+    on_device,
+    start_autocast,
+)
 from poptorch.capture.trained import LOSS_SCALING, SCALE_FACTOR, Holder, TrainedGroup, holders_of
 
 __all__ = [
@@ -16,6 +23,7 @@ __all__ = [
     "Holder",
     "TrainedGroup",
     "current_marks",
+    "current_placer",
     "holders_of",
     "is_capturing",
     "leave_autocast",

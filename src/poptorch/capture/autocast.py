@@ -8,11 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from poptorch.autocasting import Policy
 from poptorch.capture.context import is_autocasting
 from poptorch.capture.mixed_types import MIXED, Arguments, Function, cast_all, spellings
+from poptorch.capture.private import pytree
 
 
 class Autocast:

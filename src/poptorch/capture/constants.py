@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 import torch
-from torch._functorch._aot_autograd.functional_utils import to_fun
-from torch.utils._python_dispatch import _disable_current_modes
 
+from poptorch.capture.private import disable_current_modes, to_fun
 from poptorch.capture.proxies import node_of
 from poptorch.capture.source import current_user_line
 from poptorch.capture.views import at_start, overlap, same_view
@@ -69,7 +68,7 @@ def _enter(tensor: torch.Tensor) -> torch.Tensor:
     """What a tensor is in the trace: with values, it may be one that the trace has made, without its wrapping."""
     if node_of(tensor) is not None:
         return to_fun(tensor)
-    with _disable_current_modes():  # a copy is made now, not whenever the program runs
+    with disable_current_modes():  # a copy is made now, not whenever the program runs
         plain = at_start(tensor.detach().resolve_conj().resolve_neg())
     return to_fun(plain)
 

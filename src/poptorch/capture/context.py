@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from poptorch.capture.losses import LossMarks
+    from poptorch.capture.placer import Placer
 
 _ON_DEVICE: ContextVar[bool] = ContextVar("poptorch_on_device", default=False)
 _AUTOCAST: ContextVar[bool] = ContextVar("poptorch_autocast", default=False)
 _MARKS: ContextVar[LossMarks | None] = ContextVar("poptorch_capture", default=None)
+_PLACER: ContextVar[Placer | None] = ContextVar("poptorch_placer", default=None)
 
 
 def is_capturing() -> bool:
@@ -23,6 +25,11 @@ def is_capturing() -> bool:
 def current_marks() -> LossMarks | None:
     """The losses marked so far by the capture that is going on."""
     return _MARKS.get()
+
+
+def current_placer() -> Placer | None:
+    """What knows the blocks of the capture that is going on."""
+    return _PLACER.get()
 
 
 def is_autocasting() -> bool:
@@ -51,11 +58,12 @@ def on_device() -> Iterator[None]:
 
 
 @contextmanager
-def capturing(marks: LossMarks) -> Iterator[None]:
+def capturing(marks: LossMarks, placer: Placer) -> Iterator[None]:
     """Everything inside belongs to one capture."""
-    token = _MARKS.set(marks)
+    tokens = _MARKS.set(marks), _PLACER.set(placer)
     try:
         with on_device():
             yield
     finally:
-        _MARKS.reset(token)
+        _MARKS.reset(tokens[0])
+        _PLACER.reset(tokens[1])

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils import _pytree as pytree
 
-from poptorch.ops.ctc import ctc_loss
 from poptorch.capture.mixed_types import spellings
+from poptorch.capture.private import pack_padded_sequence, pytree
 from poptorch.capture.proxies import node_of
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, explain
 from poptorch.ir.ranges import within
+from poptorch.ops.ctc import ctc_loss
 
 Function = Callable[..., Any]
 _NARROW = frozenset({torch.float16, torch.bfloat16})
@@ -187,6 +187,5 @@ _REPLACEMENTS: dict[Function, Function] = {
     torch.Tensor.numpy: _refuse(f".numpy() {_ONLY_WHILE_RUNNING}", _HOST_FIX),
     torch.Tensor.__array__: _refuse(f"converting to a NumPy array {_ONLY_WHILE_RUNNING}", _HOST_FIX),
     torch.Tensor.data_ptr: _refuse(f".data_ptr() {_ONLY_WHILE_RUNNING}", _HOST_FIX),
-    torch._VF._pack_padded_sequence: _refuse(_PACKING, _PACK_FIX),  # pyright: ignore
-    torch._C._VariableFunctions._pack_padded_sequence: _refuse(_PACKING, _PACK_FIX),  # pyright: ignore
+    **dict.fromkeys(pack_padded_sequence, _refuse(_PACKING, _PACK_FIX)),
 }

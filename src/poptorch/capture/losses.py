@@ -13,17 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import fx
-from torch.overrides import TorchFunctionMode
 
 from poptorch._logging import logger
-from poptorch.capture.autocast import Autocast
-from poptorch.capture.device import on_program_device
-from poptorch.capture.functions import replacement
-from poptorch.capture.mixed_types import unify
 from poptorch.capture.proxies import node_of
-from poptorch.capture.residents import Residents
 from poptorch.capture.source import current_user_line
-from poptorch.enums import HalfFloatCastingBehavior
 from poptorch.errors import LossError, explain
 from poptorch.ir import SourceLine
 from poptorch.ir.ops import ancestors
@@ -54,34 +47,11 @@ class Mark:
     final: bool = False  # whether the user said that no other loss counts
 
 
-class LossMarks(TorchFunctionMode):
-    """Sees every torch function that `forward` calls: marks losses, replaces what cannot be traced, casts operands."""
+class LossMarks:
+    """The losses that `forward` has computed so far."""
 
-    def __init__(
-        self,
-        casting: HalfFloatCastingBehavior = HalfFloatCastingBehavior.Default,
-        autocast: Autocast | None = None,
-        residents: Residents | None = None,
-    ) -> None:
-        super().__init__()
-        self._residents = residents or Residents()
-        self._casting = casting
-        self._autocast = autocast or Autocast(None, ())
+    def __init__(self) -> None:
         self.marks: list[Mark] = []
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        args, named = on_program_device(func, args, kwargs or {})
-        args, named = self._residents.replace(args), self._residents.replace(named)
-        args, kwargs = self._autocast.cast(func, args, named)
-        args, kwargs = unify(func, args, kwargs, self._casting)
-        called = replacement(func, (*args, *kwargs.values())) or func
-        if func not in BUILT_IN:
-            return called(*args, **kwargs)
-        with torch._C.DisableTorchFunction():  # a loss that is made of other losses counts once
-            result = called(*args, **kwargs)
-        return self.mark(result, func.__name__)
 
     def mark(
         self, loss: torch.Tensor, name: str, source: torch.Tensor | None = None, *, final: bool = False

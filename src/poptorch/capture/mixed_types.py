@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.utils import _pytree as pytree
 
+from poptorch.capture.private import pytree
 from poptorch.enums import HalfFloatCastingBehavior
 
 Function = Callable[..., Any]

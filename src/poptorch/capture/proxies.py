@@ -6,14 +6,17 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C._functorch import (  # pyright: ignore[reportMissingImports]
+
+from poptorch.capture.private import (
+    FakeTensor,
+    FunctionalTensor,
+    from_fun,
+    get_proxy_mode,
+    get_proxy_slot,
+    is_functional_tensor,
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
 )
-from torch._functorch._aot_autograd.functional_utils import from_fun
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 
 def is_outside(value: object) -> bool:
@@ -21,7 +24,7 @@ def is_outside(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or isinstance(value, (FunctionalTensor, FakeTensor)):
         return False
     is_wrapped = is_functorch_wrapped_tensor(value) or is_legacy_batchedtensor(value)
-    return not (torch._is_functional_tensor(value) or is_wrapped)
+    return not (is_functional_tensor(value) or is_wrapped)
 
 
 def node_of(tensor: torch.Tensor) -> fx.Node | None:

@@ -15,20 +15,31 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
-from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx import traceback as fx_traceback
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer, _ProxyTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
+from poptorch.capture.private import (
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+    ProxyTensor,
+    ProxyTorchDispatchMode,
+    PythonKeyTracer,
+    auto_functionalized,
+    auto_functionalized_v2,
+    disable_current_modes,
+    fx_traceback,
+)
 from poptorch.ir import GraphBuilder, InputSpec, Role
 from poptorch.ir.ops import ancestors, depends_on_inputs
 
 aten = torch.ops.aten
-Op = torch._ops.OpOverload
+Op = OpOverload
 _KNOWN_TYPES = frozenset({torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor})
 _NOT_COMPUTING = frozenset({"prim", "profiler"})  # ops that ask for the device of a tensor, or mark a stretch of time
+
+
+class ValuesNeeded(Exception):
+    """The trace without values cannot go on: somebody wants to know the value or the size of a tensor."""
 
 
 class Recorder(ProxyTorchDispatchMode):
@@ -94,7 +105,7 @@ class Recorder(ProxyTorchDispatchMode):
         if isinstance(value, dict):
             return {key: self._argument(item) for key, item in value.items()}
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise RuntimeError("a size depends on the values of tensors")
+            raise ValuesNeeded("a size depends on the values of tensors")
         return value
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
@@ -111,7 +122,7 @@ class Recorder(ProxyTorchDispatchMode):
         """Note on a node what it computes and what is known about it, and its items as nodes of their own."""
         node.meta = {"custom": _annotations(), "val": self._described(result)}
         if isinstance(result, torch.Tensor):
-            self.tracer.tensor_tracker[result] = _ProxyTensor(fx.Proxy(node, self.tracer), None)
+            self.tracer.tensor_tracker[result] = ProxyTensor(fx.Proxy(node, self.tracer), None)
         elif isinstance(result, (list, tuple)):
             for index, item in enumerate(result):
                 if isinstance(item, torch.Tensor):
@@ -137,7 +148,7 @@ class Recorder(ProxyTorchDispatchMode):
         if any(map(depends_on_inputs, nodes)):
             return func(*args, **kwargs)
         needed, values = ancestors(nodes), dict(self.constants)
-        with _disable_current_modes():
+        with disable_current_modes():
             for node in self.graph.nodes:
                 if node in needed and node not in values:
                     values[node] = node.target(*_known(node.args, values), **_known(node.kwargs, values))

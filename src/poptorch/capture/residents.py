@@ -7,6 +7,7 @@ as a view. All of these mean the tensor that the module has registered, so its s
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,12 @@ class Residents:
         self._by_id[id(tensor)] = (name, tensor, stand_in)
         if tensor.layout is torch.strided and tensor.numel():
             self._by_memory[tensor.untyped_storage().data_ptr()].append((name, tensor, stand_in))
+
+    def adapt(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a function with stand-ins for what belongs to the module."""
+        return self.replace(args), self.replace(kwargs)
 
     def replace(self, value: Any) -> Any:
         """An argument of a function, with stand-ins for what belongs to the module; raises for what cannot have one."""

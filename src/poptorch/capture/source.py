@@ -13,6 +13,13 @@ from poptorch.ir import SourceLine
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent.parent)
 _TRACER = str(Path(__file__).with_name("trace.py"))
+_TRACING = (
+    str(Path(__file__).parent),
+    *(
+        f"{_TORCH}/{part}"
+        for part in ("_subclasses", "_functorch", "_higher_order_ops", "fx", "utils/_python_dispatch")
+    ),
+)
 _GENERATED = ("<frozen ", "<string>")
 
 
@@ -45,6 +52,13 @@ def raised_by_user(traceback: TracebackType | None) -> bool:
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     return traceback is not None and is_user_code(traceback.tb_frame.f_code.co_filename)
+
+
+def raised_by_tracer(traceback: TracebackType | None) -> bool:
+    """Whether what traces ops raised an exception: PyTorch's modes and kinds of tensors for that, or ours."""
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_TRACING)
 
 
 def _line(frame: FrameType, number: int) -> SourceLine:

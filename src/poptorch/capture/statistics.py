@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 _NAMES = ("running_mean", "running_var")
 
@@ -16,7 +15,7 @@ def is_widened(module: nn.Module, name: str, host: torch.dtype, program: torch.d
     """Whether a buffer of one type stands for an input of a program of the other, because it is such a statistic."""
     owner, _, attribute = name.rpartition(".")
     is_half = (host, program) == (torch.float16, torch.float32) and attribute in _NAMES
-    return is_half and isinstance(module.get_submodule(owner), _NormBase)
+    return is_half and hasattr(module.get_submodule(owner), "track_running_stats")
 
 
 def widened(module: nn.Module, name: str, buffer: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Trace one step of a module: forward, and for training also the gradients of its loss.
 
-PyTorch's own tracer records what PyTorch's own autograd does, on fake tensors if possible. When Python reads a value
-on the way, the trace is repeated with the real first micro-batch, and what was read becomes a guard of the graph.
+A recorder writes down what PyTorch's own autograd does, on tensors without values if possible. The trace is repeated
+with the values of the first micro-batch for the reasons in `_VALUES_NEEDED` alone; what Python reads then becomes a
+guard of the graph. Any other exception ends it at once.
 """
 
 from __future__ import annotations
@@ -10,29 +11,43 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.fx import traceback as fx_traceback
-from torch.utils._python_dispatch import _disable_current_modes
 
 from poptorch._logging import logger, warn_once, without_remarks
 from poptorch.capture.autocast import Autocast
 from poptorch.capture.call import Call
 from poptorch.capture.context import capturing
+from poptorch.capture.device import on_program_device
+from poptorch.capture.intercept import Intercept
 from poptorch.capture.losses import LossMarks, choose_loss
+from poptorch.capture.mixed_types import unify
+from poptorch.capture.placer import Placer
+from poptorch.capture.private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    FunctionalTensor,
+    FunctionalTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+    disable_current_modes,
+    from_fun,
+    fx_traceback,
+    to_fun,
+)
 from poptorch.capture.proxies import node_of
-from poptorch.capture.recorder import Recorder
+from poptorch.capture.recorder import Recorder, ValuesNeeded
 from poptorch.capture.residents import Residents
-from poptorch.capture.source import current_user_line, raised_by_user, raising_user_line
+from poptorch.capture.source import current_user_line, raised_by_tracer, raised_by_user, raising_user_line
 from poptorch.capture.stand_ins import named_state, places, read_back, run_with_stand_ins
 from poptorch.capture.statistics import widened
 from poptorch.capture.views import at_start, overlap
-from poptorch.capture.watch import ValuesNeeded, Watch
+from poptorch.capture.watch import Watch
+from poptorch.compiling import as_if_compiling
 from poptorch.errors import CaptureError, CompileError, Error, explain
 from poptorch.ir import (
     GraphBuilder,
@@ -47,7 +62,6 @@ from poptorch.ir import (
     give_name,
 )
 from poptorch.ir.ops import depends_on_inputs, memory_owner
-from poptorch.optim.host_step import as_if_compiling
 from poptorch.options import Settings
 from poptorch.structure import Constant, Leaf, Structure, constants, flatten, hidden_tensors, map_leaves, rebuild
 
@@ -69,18 +83,33 @@ def trace_step(module: nn.Module, call: Call, settings: Settings, scales: tuple[
     `scales` are inputs of the graph that the gradient of the loss is multiplied with where it starts.
     """
     try:
-        return _Trace(module, call, settings, scales, has_values=False).run()
-    except Exception as error:
-        if not isinstance(error, ValuesNeeded):
-            logger.debug("tracing without values failed (%s: %s), tracing the first batch", type(error).__name__, error)
+        return _attempt(_Trace(module, call, settings, scales, has_values=False))
+    except _VALUES_NEEDED as reason:
+        logger.debug("tracing again with the values of the first batch: %s %s", type(reason).__name__, reason)
     try:
-        return _Trace(module, call, settings, scales, has_values=True).run()
-    except ValuesNeeded as error:
+        return _attempt(_Trace(module, call, settings, scales, has_values=True))
+    except _VALUES_NEEDED as error:
         raise _not_captured(error.__cause__ or error) from error
-    except Error:
+
+
+_VALUES_NEEDED = (
+    ValuesNeeded,  # Python asks for a value, or for a size that depends on values
+    DataDependentOutputException,  # the same, asked by one of PyTorch's own functions
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,  # an op that tells the shape of its result only by computing it
+    UnsupportedFakeTensorException,
+)
+
+
+def _attempt(trace: _Trace) -> Traced:
+    """Run a trace; what fails inside PyTorch is explained, what the user's own code raises is left as it is."""
+    try:
+        return trace.run()
+    except (Error, *_VALUES_NEEDED):
         raise
     except Exception as error:
-        if raised_by_user(error.__traceback__) or not (isinstance(error, RuntimeError) or _is_tracing_failure(error)):
+        is_torchs = isinstance(error, RuntimeError) or raised_by_tracer(error.__traceback__)
+        if raised_by_user(error.__traceback__) or not is_torchs:
             raise
         raise _not_captured(error) from error
 
@@ -94,9 +123,12 @@ class _Trace:
         self.module, self.call, self.scales, self.training = module, call, scales, settings.is_training
         self.parameters, self.buffers = named_state(module)
         self.residents = Residents()
-        self.watch = Watch(self.residents, has_values=has_values)
+        self.placer = Placer(settings.placement.strategy)
+        self.watch = Watch(self.residents, self.placer, has_values=has_values)
         autocast = Autocast(settings.precision.autocasting, self.watch.running)
-        self.marks = LossMarks(settings.precision.half_float_casting, autocast, self.residents)
+        self.marks = LossMarks()
+        unified = partial(unify, casting=settings.precision.half_float_casting)
+        self.intercept = Intercept((on_program_device, self.residents.adapt, autocast.cast, unified), self.marks)
         self.has_values, self.widens = has_values, settings.precision.widens_statistics
         self.outputs: list[OutputSpec] = []
         self.result: Structure = Constant(None)
@@ -154,7 +186,7 @@ class _Trace:
                 return {name: _detached(tensor).to(watched[name].dtype) for name, tensor in changed.items()}
 
             def run() -> list[torch.Tensor]:
-                with capturing(self.marks), as_if_compiling():
+                with capturing(self.marks, self.placer), as_if_compiling():
                     outputs = self._user_outputs(self._forward([passed[name] for name in self.call.names]))
                     leaves_by_name = dict(zip(self.parameters, leaves, strict=True))
                     gradients = self._gradients(leaves_by_name, [*outputs, *changes().values()], scales)
@@ -192,7 +224,7 @@ class _Trace:
         return leaf
 
     def _forward(self, user_tensors: list[torch.Tensor]) -> Any:
-        with self.marks, self.watch.following(self.module):
+        with self.intercept, self.watch.following(self.module):
             return self.module(*rebuild(self.call.args, user_tensors), **rebuild(self.call.kwargs, user_tensors))
 
     def _registered(self, passed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -365,7 +397,7 @@ def _host_output(tensor: torch.Tensor) -> torch.Tensor:
         f"{list(tensor.shape)} that it did not compute; it is returned with the value it has now.",
         stacklevel=2,
     )
-    with _disable_current_modes():
+    with disable_current_modes():
         return tensor.detach().clone()
 
 
@@ -387,23 +419,6 @@ def _finish(
     for spec, node in zip(outputs, results, strict=True):
         builder.output(spec, builder.copies[node])
     return builder.build("step", guards=guards, constants=values)
-
-
-_TRACING_WORDS = (
-    "FunctionalTensor",
-    "FakeTensor",
-    "ProxyTorchDispatchMode",
-    "fake tensor",
-    "tracing tensor",
-    "ConstantFunctional",
-    "functionalization",
-    "symbolic",
-    "not allocated",
-)
-
-
-def _is_tracing_failure(error: BaseException) -> bool:
-    return any(word in str(error) for word in _TRACING_WORDS)
 
 
 def _not_captured(error: BaseException) -> CaptureError:

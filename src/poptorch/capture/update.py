@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
-from torch._subclasses.functional_tensor import FunctionalTensorMode
-from torch.fx import traceback as fx_traceback
 
+from poptorch.capture.private import FunctionalTensorMode, from_fun, fx_traceback, to_fun
 from poptorch.capture.recorder import Recorder
 from poptorch.capture.trained import SCALE_FACTOR, TrainedGroup, Update
 from poptorch.ir import (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from poptorch.capture.private import neg_view
+
 
 def same_view(tensor: torch.Tensor, owner: torch.Tensor, stand_in: torch.Tensor) -> torch.Tensor | None:
     """The part of the stand-in that `tensor` is of its owner; None if it shows anything else as well.
@@ -27,7 +29,7 @@ def same_view(tensor: torch.Tensor, owner: torch.Tensor, stand_in: torch.Tensor)
         stand_in = stand_in.as_strided(tensor.shape, tensor.stride(), start)
     if tensor.is_conj():
         stand_in = stand_in.conj()
-    return torch._neg_view(stand_in) if tensor.is_neg() else stand_in
+    return neg_view(stand_in) if tensor.is_neg() else stand_in
 
 
 def _is_differentiable_view(tensor: torch.Tensor) -> bool:

@@ -9,49 +9,57 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._functorch._aot_autograd.functional_utils import from_fun
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.fx import traceback as fx_traceback
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from poptorch._logging import logger
 from poptorch.capture.constants import Constants
+from poptorch.capture.placer import Placer
+from poptorch.capture.private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FunctionalTensor,
+    OpOverload,
+    TorchDispatchMode,
+    current_autograd_node,
+    disable_current_modes,
+    from_fun,
+    fx_traceback,
+    get_proxy_mode,
+    is_functionalising,
+    pytree,
+    sequence_number,
+)
 from poptorch.capture.proxies import is_outside, node_of
-from poptorch.capture.recorder import Recorder, generator_by_name
+from poptorch.capture.recorder import Recorder, ValuesNeeded, generator_by_name
 from poptorch.capture.residents import Residents
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, explain
-from poptorch.ir import Guard, Note, Phase, SourceLine, annotation
+from poptorch.ir import Guard, Note, Phase, Placement, SourceLine, annotation
 from poptorch.ir.ops import depends_on_inputs
 from poptorch.ir.ranges import NO_LIMIT, adding_up_to, within
 
 aten = torch.ops.aten
-Op = torch._ops.OpOverload
-
-
-class ValuesNeeded(Exception):
-    """The trace without values cannot go on: Python wants to know the value or the size of a tensor."""
+Op = OpOverload
 
 
 class Watch(TorchDispatchMode):
     """The observer of one trace. `has_values` tells whether real tensors flow through it, or fake ones."""
 
-    def __init__(self, residents: Residents, *, has_values: bool) -> None:
+    def __init__(self, residents: Residents, placer: Placer, *, has_values: bool) -> None:
         super().__init__()
-        self._residents = residents
+        self._residents, self._placer = residents, placer
+        self._is_forward = False  # whether the user's code runs
         self.phase = Phase.FORWARD
         self.guards: list[tuple[Guard, torch.Tensor]] = []
         self.warnings: list[str] = []
         self._has_values = has_values
-        self._places: dict[int, tuple[SourceLine | None, str]] = {}  # by the number of the op's autograd node
+        self._notes: dict[int, Note] = {}  # of forward ops, by the number of the op's autograd node
+        self._last: Placement | None = None  # of the last op of forward
         self._path: list[str] = [""]
         self.running: list[nn.Module] = []  # the modules inside their forward
         self._draws: dict[Any, tuple[Any, bytes]] = {}  # with the state of the generator after each
@@ -62,11 +70,12 @@ class Watch(TorchDispatchMode):
         self, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        line, path = self._place()
+        note = self._note()
+        line = note.line
         if not isinstance(get_proxy_mode(), (Recorder, type(None))):
             raise CompileError(_traced_by_another(line))
         args, kwargs = self._inside(func, args, kwargs)
-        with fx_traceback.annotate(annotation(Note(self.phase, line, path))):
+        with fx_traceback.annotate(annotation(note)):
             if torch.Tag.data_dependent_output in func.tags:
                 return self._read(func, args, kwargs, line)
             if func in _STATIC_FORMS:
@@ -79,18 +88,26 @@ class Watch(TorchDispatchMode):
                 return func(*args, **kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 raise ValuesNeeded from error
+            except RuntimeError as error:
+                if not self._has_values:
+                    _try_with_zeros(func, args, kwargs)
+                    raise ValuesNeeded(f"{func} does more than its description says") from error
+                raise
 
-    def _place(self) -> tuple[SourceLine | None, str]:
-        """The user's line and the submodule: as they are now, or of the forward op that a backward op belongs to."""
+    def _note(self) -> Note:
+        """The user's line, submodule and block: as they are now, or of the forward op that a backward op belongs to."""
         if self.phase is Phase.BACKWARD:
-            node = torch._C._current_autograd_node()
-            found = None if node is None else self._places.get(node._sequence_nr())
+            node = current_autograd_node()
+            found = None if node is None else self._notes.get(node._sequence_nr())
             if found is not None:
-                return found
-        place = (current_user_line(), self._path[-1])
-        if self.phase is Phase.FORWARD and place[0] is not None:
-            self._places.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # later ops without history share it
-        return place
+                return replace(found, phase=Phase.BACKWARD)
+        line = current_user_line()
+        if self._is_forward and line is not None:
+            self._last = self._placer.place(line)
+        note = Note(self.phase, line, self._path[-1], placement=self._last if self.phase is Phase.FORWARD else None)
+        if self.phase is Phase.FORWARD and line is not None:
+            self._notes.setdefault(sequence_number() - 1, note)  # later ops without history share it
+        return note
 
     @contextmanager
     def following(self, module: nn.Module) -> Iterator[None]:
@@ -112,7 +129,7 @@ class Watch(TorchDispatchMode):
                 self._path.pop()
                 last = self.running.pop()
 
-        depth = len(self._path)
+        depth, self._is_forward = len(self._path), True
         handles = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave))
         try:
             yield
@@ -121,12 +138,13 @@ class Watch(TorchDispatchMode):
                 handle.remove()
             del self._path[depth:]
             self.running.clear()
+            self._is_forward = False
 
     def _inside(
         self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of an op, with tensors of the trace in place of all others."""
-        if func in _FRESH or not _is_functionalising():
+        if func in _FRESH or not is_functionalising():
             return args, kwargs
         if not any(map(is_outside, pytree.tree_leaves((args, kwargs)))):
             return args, kwargs
@@ -167,7 +185,7 @@ class Watch(TorchDispatchMode):
             return args[0].copy_(drawn) if func._schema.is_mutable else drawn
         result = _draw_anew(func, args, kwargs)
         if not self._has_values:  # fake ops leave the generator alone, but the next draw must see another state
-            with _disable_current_modes():
+            with disable_current_modes():
                 torch.empty(1).uniform_()
         following = _generator_state()
         if following != state:
@@ -177,7 +195,7 @@ class Watch(TorchDispatchMode):
     def _remember(self, generator: torch.Generator | None) -> None:
         """Know where a generator of the user's was before the first draw of real numbers."""
         if generator is not None and self._has_values and generator not in self._generators:
-            with _disable_current_modes():
+            with disable_current_modes():
                 self._generators[generator] = generator.get_state()
 
     def rewind_generators(self) -> None:
@@ -192,7 +210,7 @@ class Watch(TorchDispatchMode):
             return func(*args, **kwargs)
         if not self._has_values:
             raise ValuesNeeded
-        with _disable_current_modes():
+        with disable_current_modes():
             plain = pytree.tree_map_only(torch.Tensor, _plain, (args, kwargs))
             value = func(*plain[0], **plain[1])
         check = _still_true(func, args, value)
@@ -233,6 +251,17 @@ class Watch(TorchDispatchMode):
             logger.warning("%s", warning)
 
 
+def _try_with_zeros(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Run an op whose description in Python has refused its operands; raises what the op itself has to say to them."""
+
+    def zeros(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+    with disable_current_modes(), torch.no_grad():
+        plain = pytree.tree_map_only(torch.Tensor, zeros, (args, kwargs))
+        func(*plain[0], **plain[1])
+
+
 # PyTorch describes these in Python, and does not let them have a generator there.
 _WITHOUT_GENERATOR = frozenset({aten.exponential_, aten.geometric_, aten.cauchy_, aten.log_normal_})
 
@@ -256,18 +285,13 @@ _FRESH: frozenset[Op] = frozenset({aten.lift_fresh.default, aten.lift_fresh_copy
 
 
 def _generator_state() -> bytes:
-    with _disable_current_modes():
+    with disable_current_modes():
         return bytes(torch.get_rng_state().tolist())
 
 
 def _set_generator_state(state: bytes) -> None:
-    with _disable_current_modes():
+    with disable_current_modes():
         torch.set_rng_state(torch.tensor(list(state), dtype=torch.uint8))
-
-
-def _is_functionalising() -> bool:
-    """Whether an op comes from the user's code: PyTorch switches its mode off to look inside tensors of the trace."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
 
 
 def _traced_by_another(line: SourceLine | None) -> str:
@@ -465,7 +489,7 @@ def _segment_reduce(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any],
 def _known_count(watch: Watch, counted: torch.Tensor) -> int:
     if not watch._has_values:
         raise ValuesNeeded
-    with _disable_current_modes():
+    with disable_current_modes():
         return int(_plain(counted).sum().item())
 
 

@@ -20,10 +20,10 @@ from typing_extensions import Self
 
 from poptorch import profiling
 from poptorch._logging import logger
-from poptorch.data.channel import Channel, Kind, Message
 from poptorch.data.checks import flag, member, number, seconds, whole_number
 from poptorch.data.lifeline import Lifeline
-from poptorch.data.patience import POLL_SECONDS, Patience, Watch
+from poptorch.data.line import Kind, Line, Message
+from poptorch.data.patience import POLL_SECONDS, Patience, Stopwatch
 from poptorch.data.process import WorkerProcess, why_it_did_not_start
 from poptorch.data.sending import send_by
 from poptorch.data.shared_file import SharedFile
@@ -90,7 +90,7 @@ class AsynchronousDataAccessor:
         self._messages: deque[Message] = deque()
         self._failure: str | None = None
         self._mailbox, self._memory = SharedFile.in_memory(), SharedFile.in_memory()
-        self._channel, far_end = Channel.pair()
+        self._channel, far_end = Line.pair()
         lifeline = Lifeline()
         job = Job(
             dataset=send_by(strategy)(dataset),
@@ -114,7 +114,7 @@ class AsynchronousDataAccessor:
         worker = self._worker = WorkerProcess(job, strategy, self._channel, lifeline)
         far_end.close()
         Finalize(self, worker.stop, exitpriority=100)  # at exit, before Python waits for processes without a limit
-        self._watch = Watch(patience, lambda: [worker.pid])
+        self._watch = Stopwatch(patience, lambda: [worker.pid])
         logger.debug("AsynchronousDataAccessor worker process: %s", worker.pid)
         self._slots: Slots | None = None
         self._slots = self._await_layout(buffer_size + 1)

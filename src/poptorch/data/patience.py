@@ -60,7 +60,7 @@ def _timeout_of_environment() -> float:
         ) from None
 
 
-class Watch:
+class Stopwatch:
     """Measures one wait at a time for the processes that `pids` gives, and says when it has lasted too long."""
 
     def __init__(self, patience: Patience, pids: Callable[[], Iterable[int]]) -> None:

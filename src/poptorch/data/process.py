@@ -9,9 +9,9 @@ import signal
 import sys
 from typing import Any
 
-from poptorch.data.channel import Channel, Kind
 from poptorch.data.leftovers import kill_group
 from poptorch.data.lifeline import Lifeline
+from poptorch.data.line import Kind, Line
 from poptorch.data.worker import Job, run
 from poptorch.enums import SharingStrategy
 from poptorch.errors import DataError, explain
@@ -37,7 +37,7 @@ _GUARD = (
 class WorkerProcess:
     """The process, from the point of view of the one that started it. `stop` can be called any number of times."""
 
-    def __init__(self, job: Job, strategy: SharingStrategy, channel: Channel, lifeline: Lifeline) -> None:
+    def __init__(self, job: Job, strategy: SharingStrategy, channel: Line, lifeline: Lifeline) -> None:
         self._channel, self._lifeline = channel, lifeline
         context: Any = multiprocessing.get_context(_START_METHODS[strategy])
         if strategy is SharingStrategy.ForkServer:  # import PyTorch once, in the server, and not in each worker

@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from poptorch.data.leftovers import remove_segments
 from poptorch.data.lifeline import Lifeline, end_process
 from poptorch.data.packing import PackSmall
-from poptorch.data.patience import POLL_SECONDS, Patience, Watch
+from poptorch.data.patience import POLL_SECONDS, Patience, Stopwatch
 from poptorch.errors import WorkerError, explain
 
 HOW_TO_WAIT_LONGER = (
@@ -66,7 +66,7 @@ class SupervisedIterator(_MultiProcessingDataLoaderIter):
     def __init__(self, loader: Any, patience: Patience) -> None:
         self._lifeline = Lifeline()
         pids: list[int] = []
-        self._watch = Watch(patience, lambda: pids)  # without a reference to self: a cycle would be freed late
+        self._watch = Stopwatch(patience, lambda: pids)  # without a reference to self: a cycle would be freed late
         self._is_waiting = False
         self._blamed: str | None = None  # what the supervisor found
         with self._changed_for_workers(loader):

@@ -23,8 +23,8 @@ from typing import Any, cast
 import torch
 from torch.utils.data import Dataset
 
-from poptorch.data.channel import Channel, Kind, Message
 from poptorch.data.lifeline import Lifeline, end_group
+from poptorch.data.line import Kind, Line, Message
 from poptorch.data.rebatch import pieces
 from poptorch.data.shared_file import SharedFile
 from poptorch.data.slots import SlotLayout, Slots
@@ -41,7 +41,7 @@ class Job:
     """Everything that the worker is told when it starts."""
 
     dataset: Callable[[], Iterable[Any]]
-    channel: Channel
+    channel: Line
     mailbox: SharedFile
     memory: SharedFile
     lifeline: Lifeline

@@ -42,7 +42,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Call:
+class GraphCall:
     """One run of a graph."""
 
     graph: str
@@ -56,7 +56,7 @@ class Cut:
     shared: StepGraph | None
     shared_state: tuple[int, ...]  # the positions of the state that the shared part takes
     scratch: tuple[InputSpec, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[GraphCall, ...]
 
 
 def cut_at_calls(graph: StepGraph) -> Cut:
@@ -64,7 +64,7 @@ def cut_at_calls(graph: StepGraph) -> Cut:
     calls = [node for node in graph.ops.nodes if node.target is call_graph]
     positions = {node: index for index, (_, node) in enumerate(graph.inputs)}
     scratch: dict[fx.Node, InputSpec] = {}
-    found: list[Call] = []
+    found: list[GraphCall] = []
     for call in calls:
         name, operands = cast("tuple[str, list[fx.Node]]", call.args)
         sources: list[Source] = []
@@ -74,7 +74,7 @@ def cut_at_calls(graph: StepGraph) -> Cut:
                 scratch[base] = _scratch_spec(len(scratch), base, views)
             place = positions[base] if base in positions else list(scratch).index(base)
             sources.append(Source(place, base not in positions, tuple(View(v.target, v.args[1:]) for v in views)))
-        found.append(Call(name, tuple(sources)))
+        found.append(GraphCall(name, tuple(sources)))
     shared, state = _shared(graph, scratch, is_whole=not calls)
     return Cut(shared, state, tuple(scratch.values()), tuple(found))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
+from torch.fx.node import map_aggregate
 
 from poptorch.engines.eager import EagerKernel, eager_ops
 from poptorch.engines.engine import Kernel
@@ -49,11 +49,17 @@ class _CheckedOps(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if n.op == "call_function":
-            operands = pytree.tree_leaves(self.fetch_args_kwargs_from_env(n))
-            problem = find_problem(_name(n), operands, pytree.tree_leaves(result))
+            operands = _leaves(self.fetch_args_kwargs_from_env(n))
+            problem = find_problem(_name(n), operands, _leaves(result))
             if problem is not None:
                 raise _error(n, problem)
         return result
+
+
+def _leaves(value: Any) -> list[Any]:
+    found: list[Any] = []
+    map_aggregate(value, found.append)
+    return found
 
 
 def find_problem(op: str, operands: list[Any], results: list[Any]) -> str | None:

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from poptorch.engines.private import make_fx
+from poptorch.engines.private import make_fx, pytree
 from poptorch.ir import fake_mode, value_of
 
 

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils import _pytree as pytree
 
 aoti = torch._C._aoti  # how native code is given tensors, and gives them back
 
@@ -41,6 +42,7 @@ __all__ = [
     "inductor_prims",
     "joint_graph_passes",
     "make_fx",
+    "pytree",
     "select_decomp_table",
     "tracing",
 ]

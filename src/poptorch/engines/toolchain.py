@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from poptorch.engines.private_tools import build_command, cache_folder
 from poptorch.errors import EngineError
 
 _PROBE = '#include <Python.h>\n#include <cmath>\nextern "C" double poptorch_probe(double x) { return std::cos(x); }\n'
@@ -63,7 +64,7 @@ def missing() -> Problem | None:
             f"PyTorch's generator cannot be loaded in a locale with the encoding {encoding}", "set PYTHONUTF8=1"
         )
     try:
-        folder = _folder()
+        folder = cache_folder()
     except OSError as error:
         return _unusable_folder(f"{error.filename} cannot be used: {error.strerror}")
     if len(folder.split()) != 1:  # commands are put together and taken apart at blanks
@@ -83,43 +84,34 @@ def broken() -> Problem | None:
     if compiler is None:
         return missing()
     try:
-        with tempfile.TemporaryDirectory(dir=_folder(), prefix="poptorch-probe-") as folder:
+        with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="poptorch-probe-") as folder:
             problem = _build_probe(compiler, folder)
     except OSError as error:
-        return _unusable_folder(f"{_folder()} cannot be used: {error.strerror}")
-    return problem or _lack_of_room(_folder()) or _lack_of_room(tempfile.gettempdir())
+        return _unusable_folder(f"{cache_folder()} cannot be used: {error.strerror}")
+    return problem or _lack_of_room(cache_folder()) or _lack_of_room(tempfile.gettempdir())
 
 
 def _build_probe(compiler: str, folder: str) -> Problem | None:
-    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
-
     source = Path(folder, "probe.cpp")
     source.write_text(_PROBE, encoding="utf-8")
     try:
         _run([compiler, "--version"], folder)
-        builder = CppBuilder("probe", [str(source)], CppTorchOptions(compiler=compiler), folder)
-        _run(shlex.split(builder.get_command_line()), folder)
+        command, built = build_command(compiler, str(source), folder)
+        _run(shlex.split(command), folder)
     except subprocess.TimeoutExpired:
         return _unusable_compiler(compiler, f"it did not compile one line in {_PROBE_SECONDS} s")
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").replace(f"{folder}{os.sep}", "").strip().splitlines()
         return _unusable_compiler(compiler, said[0] if said else f"it ended with code {error.returncode}")
     try:
-        ctypes.CDLL(builder.get_target_file_path())
+        ctypes.CDLL(built)
     except OSError:
-        return _unusable_folder(f"code in {_folder()} cannot be executed")
+        return _unusable_folder(f"code in {cache_folder()} cannot be executed")
     return None
 
 
 def _run(command: list[str], folder: str) -> None:
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=_PROBE_SECONDS)
-
-
-def _folder() -> str:
-    """Where PyTorch keeps the code that it generates."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return cache_dir()
 
 
 def _unusable_compiler(compiler: str, why: str) -> Problem:

@@ -1,6 +1,6 @@
 """What an IPU is, and which of them this machine emulates."""
 
-from poptorch.ipu.devices import MOST_PER_MODEL, Device, acquire
+from poptorch.ipu.devices import MOST_PER_MODEL, Device, acquire, reserved_ipus
 from poptorch.ipu.system import (
     announce,
     cycles_per_second,
@@ -20,4 +20,5 @@ __all__ = [
     "ipuHardwareVersion",
     "model_is_asked_for",
     "number_of_ipus",
+    "reserved_ipus",
 ]

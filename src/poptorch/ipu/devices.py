@@ -17,12 +17,38 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from poptorch import environment
-from poptorch._logging import logger
+from poptorch._logging import logger, warn_once
 from poptorch.errors import Error, explain
 from poptorch.ipu.system import number_of_ipus
 
 MOST_PER_MODEL = 64
 _POLL, _REMIND = 0.25, 15.0  # seconds
+
+
+def reserved_ipus(count: int, *, rounds_up: bool, insists: bool) -> int:
+    """How many IPUs to reserve for a model that uses `count`: hardware, if one `insists` on it, has powers of two."""
+    if count > MOST_PER_MODEL:
+        raise _too_many(count)
+    rounded = 1 << (count - 1).bit_length()
+    if count == rounded:
+        return count
+    what = f"the use of {count} IPUs is asked for, but devices come with 1, 2, 4, … of them: a minimum of {rounded}."
+    if rounds_up:
+        warn_once(f"{what} {rounded - count} of them are reserved and stay idle.")
+        return rounded
+    if insists:
+        raise Error(explain(what, fix=f"call Options.autoRoundNumIPUs(True), which reserves {rounded}"))
+    logger.info("%s A real system would need autoRoundNumIPUs(True).", what)
+    return count
+
+
+def _too_many(count: int) -> Error:
+    return Error(
+        explain(
+            f"Too many IPUs requested ({count}): one process can use up to {MOST_PER_MODEL}.",
+            fix="lower replicationFactor, use fewer IPUs per replica, or run several processes",
+        )
+    )
 
 
 class Device:

@@ -14,6 +14,7 @@ from poptorch.ir.graph import (
     note_of,
     verify,
 )
+from poptorch.ir.placement import Placement
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature, tensor_type
 from poptorch.ir.source import SourceLine
 from poptorch.ir.values import describe, fake_mode, update_value, value_of, with_stride
@@ -26,6 +27,7 @@ __all__ = [
     "OutputRole",
     "OutputSpec",
     "Phase",
+    "Placement",
     "Role",
     "Signature",
     "SourceLine",

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from poptorch.ir.ops import as_op, is_random
+from poptorch.ir.placement import Placement
 from poptorch.ir.ranges import Range
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature, tensor_type
 from poptorch.ir.source import SourceLine
@@ -36,6 +37,7 @@ class Note:
     line: SourceLine | None = None
     path: str = ""  # of the submodule, for example "encoder.0.fc"
     name: str = ""  # by which users ask for the value, if it is not called after its op
+    placement: Placement | None = None  # where it runs; None as long as nobody has said so
 
 
 _NOTE = "poptorch"  # key of the Note in Node.meta["custom"], the one entry that every torch transformation keeps
@@ -193,10 +195,11 @@ def _print(graph: StepGraph) -> Iterator[str]:
     names = {node: spec.name for spec, node in graph.inputs}
     yield f"{graph.name}({', '.join(map(str, graph.signature.inputs))}):"
     rows: list[tuple[str, str]] = []
+    has_blocks = any(map(_block, graph.ops.nodes))
     for node in graph.ops.nodes:
         if node.op == "call_function":
             names[node] = f"%{len(rows)}"
-            rows.append((f"  {names[node]}: {_type(node)} = {_call(node, names)}", _origin(node)))
+            rows.append((f"  {names[node]}: {_type(node)} = {_call(node, names)}", _origin(node, has_blocks)))
     width = min(max((len(op) for op, _ in rows), default=0), 100)
     for op, origin in rows:
         yield f"{op:<{width}}  {origin}".rstrip()
@@ -242,10 +245,16 @@ def _argument(value: object, names: dict[fx.Node, str]) -> str:
     return str(value)
 
 
-def _origin(node: fx.Node) -> str:
+def _block(node: fx.Node) -> str:
+    note = note_of(node)
+    return "" if note is None or note.placement is None else note.placement.block
+
+
+def _origin(node: fx.Node, has_blocks: bool) -> str:
+    """What a note says about an op; placements only where blocks make a difference."""
     note = note_of(node)
     if note is None:
         return ""
-    if note.line is None:
-        return note.phase.value
-    return f"{note.phase.value:<8}  {note.line.short}  {note.line.text}"
+    where = f"  {note.placement!s:<13}" if has_blocks and note.placement is not None else ""
+    line = "" if note.line is None else f"  {note.line.short}  {note.line.text}"
+    return f"{note.phase.value:<8}{where}{line}"

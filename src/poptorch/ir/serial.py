@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any, cast
 
 import torch
@@ -17,6 +17,7 @@ from torch import fx
 
 from poptorch.ir.graph import Guard, Note, Phase, StepGraph, annotation, call_graph, note_of
 from poptorch.ir.ops import as_op
+from poptorch.ir.placement import Placement
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature
 from poptorch.ir.source import SourceLine
 from poptorch.ir.values import fake_mode, value_of
@@ -79,6 +80,7 @@ def _op_data(node: fx.Node, numbers: Mapping[fx.Node, int]) -> list[Data]:
         {key: _argument_data(value, numbers) for key, value in node.kwargs.items()},
         _value_data(value_of(node)),
         None if note is None else note.phase.value,
+        None if note is None or note.placement is None else list(astuple(note.placement)),
     ]
 
 
@@ -162,13 +164,14 @@ def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapp
     for index, spec in enumerate(inputs):
         nodes.append(graph.placeholder(f"in{index}"))
         nodes[-1].meta = {"val": _value(_tensor_data(spec.dtype, spec.shape, spec.stride))}
-    for (name, args, kwargs, value, phase), place in zip(data["ops"], origin["ops"], strict=True):
+    for (name, args, kwargs, value, phase, placed), place in zip(data["ops"], origin["ops"], strict=True):
         named = {str(key): _argument(item, nodes) for key, item in kwargs.items()}
         node = graph.call_function(_target(name), tuple(_argument(args, nodes)), named)
         node.meta = {"val": _value(value)}
         if phase is not None:
             line, path, own_name = place
-            node.meta["custom"] = annotation(Note(Phase(phase), _line(line), str(path), str(own_name)))
+            placement = None if placed is None else _placement(*placed)
+            node.meta["custom"] = annotation(Note(Phase(phase), _line(line), str(path), str(own_name), placement))
         nodes.append(node)
     outputs = tuple(_output(item[:-1]) for item in data["outputs"])
     results: list[int] = [item[-1] for item in data["outputs"]]
@@ -181,6 +184,10 @@ def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapp
     inner = {str(name): _graph(each, origin["graphs"][name], constants) for name, each in data["graphs"].items()}
     any_length = bool(data["takes_any_length"])
     return StepGraph(str(data["name"]), graph, Signature(inputs, outputs), guards, own, inner, any_length)
+
+
+def _placement(block: str, stage: int, phase: int, ipu: int, section: int) -> Placement:
+    return Placement(str(block), int(stage), int(phase), int(ipu), int(section))
 
 
 def _input(data: list[Data]) -> InputSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from poptorch._logging import logger
 from poptorch.enums import ConnectionType
 from poptorch.errors import DeviceError, Error, explain
-from poptorch.ipu import MOST_PER_MODEL, Device, acquire, model_is_asked_for
+from poptorch.ipu import Device, acquire, model_is_asked_for, reserved_ipus
 from poptorch.options import PlacementSettings
 
 
@@ -72,20 +72,12 @@ class Attachment:
                 )
             )
 
+    def resize(self, ipus: int) -> None:
+        """The model turns out to need this many IPUs; a device of another size is given back for one that fits."""
+        before, self._ipus = self._ipus, ipus
+        if self._device is not None and before != ipus:
+            self.detach()
+            self.attach()
+
     def _count(self) -> int:
-        """How many IPUs to reserve: real ones come in powers of two."""
-        rounded = 1 << (self._ipus - 1).bit_length()
-        if self._ipus != rounded and not self._wanted.rounds_up:
-            what = f"{self._ipus} IPUs are asked for, but devices come with 1, 2, 4, … of them."
-            if self._wanted.uses_ipu_model is False:
-                raise Error(explain(what, fix=f"call autoRoundNumIPUs(), which reserves {rounded}"))
-            logger.info("%s A real system would need autoRoundNumIPUs().", what)
-            rounded = self._ipus
-        if rounded > MOST_PER_MODEL:
-            raise Error(
-                explain(
-                    f"Too many IPUs requested ({rounded}): one process can use up to {MOST_PER_MODEL}.",
-                    fix="lower replicationFactor, or run several processes",
-                )
-            )
-        return rounded
+        return reserved_ipus(self._ipus, rounds_up=self._wanted.rounds_up, insists=self._wanted.uses_ipu_model is False)

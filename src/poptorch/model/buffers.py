@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from poptorch.errors import Error, explain, nearest
 from poptorch.executable import Executable
@@ -31,7 +30,7 @@ def check_broadcast(settings: Settings, module: nn.Module, executable: Executabl
     step = executable.step
     for spec in step.state:
         owner = module.get_submodule(spec.name.rpartition(".")[0])
-        if spec.role is Role.BUFFER and spec.name in step.written_state and not isinstance(owner, _NormBase):
+        if spec.role is Role.BUFFER and spec.name in step.written_state and not hasattr(owner, "track_running_stats"):
             raise Error(
                 explain(
                     f"forward changes the buffer {spec.name}, and each of the {executable.batching.replicas} replicas "

@@ -31,7 +31,7 @@ from poptorch.model.variants import Variant
 from poptorch.options import Settings
 from poptorch.runtime import Session
 
-Phase = Callable[[str], None]  # names what is going on
+Announce = Callable[[str], None]  # names what is going on
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _own(blueprint: Blueprint, captured: Captured, executable: Executable, strid
 
 
 @contextmanager
-def _progress(show: bool) -> Iterator[Phase]:
+def _progress(show: bool) -> Iterator[Announce]:
     """A bar that names the phases of a compilation; silent if standard error is not a terminal."""
     with tqdm(
         desc="Graph compilation",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.utils import _pytree as pytree
+from torch.fx.node import map_aggregate
 
 from poptorch.enums import CommGroupType, VariableRetrievalMode
 from poptorch.model.grouping import ReplicaGroups
@@ -46,9 +46,8 @@ class ParameterProxy:
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        plain_args = pytree.tree_map_only(ParameterProxy, _parameter_of, args)
-        plain_kwargs = pytree.tree_map_only(ParameterProxy, _parameter_of, kwargs or {})
-        return func(*plain_args, **plain_kwargs)
+        plain: Any = map_aggregate((args, kwargs or {}), _unwrap)
+        return func(*plain[0], **plain[1])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_parameter_of(self), name)
@@ -65,6 +64,10 @@ class ParameterProxy:
 
 def _parameter_of(proxy: ParameterProxy) -> nn.Parameter:
     return object.__getattribute__(proxy, "_parameter")
+
+
+def _unwrap(value: Any) -> Any:
+    return _parameter_of(value) if isinstance(value, ParameterProxy) else value
 
 
 def _forward(function: Callable[..., Any]) -> Callable[..., Any]:

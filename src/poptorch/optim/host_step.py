@@ -11,8 +11,7 @@ from __future__ import annotations
 import inspect
 import numbers
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from poptorch.compiling import as_if_compiling
 from poptorch.errors import OptimizerError, explain
 from poptorch.optim.rules import Hypers, Rule, State
 
@@ -314,21 +314,6 @@ def _plain_step(kind: type) -> Callable[[Any], Any]:
     if is_torchs(kind):
         return inspect.unwrap(step)
     return step.__wrapped__ if getattr(step, "hooked", False) else step
-
-
-@contextmanager
-def as_if_compiling() -> Iterator[None]:
-    """Let `torch.compiler.is_compiling()` be true, as `torch.export` does.
-
-    By it torch's optimisers know that tensors have no values, and libraries of models that a branch on the values of
-    one batch, made for speed, would be part of the program for all batches.
-    """
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
 
 
 class _TensorsAsNumbers(TorchFunctionMode):

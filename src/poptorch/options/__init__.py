@@ -6,6 +6,7 @@ from poptorch.options.distributed import DistributedOptions
 from poptorch.options.jit import JitOptions
 from poptorch.options.locations import TensorLocationOptions, TensorLocationSettings
 from poptorch.options.options import Anchor, Options
+from poptorch.options.placing import Mode, StagePlan, StrategyPlan
 from poptorch.options.popart import PopartOptions
 from poptorch.options.precision import PrecisionOptions
 from poptorch.options.reference import reference
@@ -39,6 +40,7 @@ __all__ = [
     "DistributedOptions",
     "ExecutionStrategy",
     "JitOptions",
+    "Mode",
     "Options",
     "ParallelPhasedExecution",
     "Phase",
@@ -50,6 +52,8 @@ __all__ = [
     "Settings",
     "ShardedExecution",
     "Stage",
+    "StagePlan",
+    "StrategyPlan",
     "TensorLocationOptions",
     "TensorLocationSettings",
     "TrainingOptions",

@@ -15,7 +15,7 @@ from poptorch.enums import (
 )
 from poptorch.options.batching import BatchPlan
 from poptorch.options.options import Anchor, Options
-from poptorch.options.strategies import ExecutionStrategy
+from poptorch.options.placing import StrategyPlan
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PrecisionSettings:
 class PlacementSettings:
     """Which IPUs a model gets, and how it is spread over them."""
 
-    strategy: ExecutionStrategy
+    strategy: StrategyPlan
     connection: ConnectionType
     uses_ipu_model: bool | None  # None: not said
     first_ipu: int | None
@@ -141,7 +141,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
             widens_statistics=precision.running_statistics_always_float,
         ),
         placement=PlacementSettings(
-            strategy=options.clone()._execution_strategy,  # pyright: ignore[reportPrivateUsage]
+            strategy=StrategyPlan.of(options._execution_strategy),  # pyright: ignore[reportPrivateUsage]
             connection=options.connection_type,
             uses_ipu_model=_if_set(options, "use_model"),
             first_ipu=_if_set(options, "ipu_id"),

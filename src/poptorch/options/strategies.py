@@ -95,6 +95,11 @@ class ExecutionStrategy(ABC):
             raise OptionError(f"Unknown block {block_id!r}{nearest(block_id, self._stages)}")
         return self._stages[block_id]
 
+    @property
+    def stages(self) -> dict[str, Stage]:
+        """The stage of every block that this strategy lists."""
+        return dict(self._stages)
+
     @abstractmethod
     def backendOptions(self) -> dict[str, Any]:
         """The keys that this strategy contributes to `Options.toDict()`."""
@@ -125,6 +130,11 @@ class PipelinedExecution(ExecutionStrategy):
         for index, stage in enumerate(self._listed):
             stage.stage_id = index
         super().__init__(self._listed)
+
+    @property
+    def auto_stage(self) -> AutoStage | None:
+        """How blocks become stages; None if every stage is listed."""
+        return self._auto_stage
 
     def backendOptions(self) -> dict[str, Any]:
         """The keys that this strategy contributes to `Options.toDict()`."""
@@ -160,6 +170,16 @@ class PhasedExecution(ExecutionStrategy):
         self._liveness = Liveness.AlwaysLive
         self._separate_backward_phase = False
         super().__init__(stage for phase in self._phases for stage in phase.stages)
+
+    @property
+    def liveness(self) -> Liveness:
+        """When tensors leave the IPU."""
+        return self._liveness
+
+    @property
+    def has_separate_backward_phase(self) -> bool:
+        """Whether the backward pass of the last phase has a phase of its own."""
+        return self._separate_backward_phase
 
     def phase(self, phase: int) -> Phase:
         """The phase with this index."""

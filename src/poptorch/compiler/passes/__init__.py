@@ -8,6 +8,7 @@ from poptorch.compiler.passes.canonicalize import canonicalize
 from poptorch.compiler.passes.dead import remove_dead_ops
 from poptorch.compiler.passes.fold_norm import fold_batch_norm
 from poptorch.compiler.passes.pieces import join_pieces
+from poptorch.compiler.passes.place import place_ops
 from poptorch.ir import StepGraph, verify
 from poptorch.options import Settings
 
@@ -16,6 +17,7 @@ Observer = Callable[[str, StepGraph], None]
 
 PASSES: tuple[Pass, ...] = (
     canonicalize,
+    place_ops,
     fold_batch_norm,
     join_pieces,
     remove_dead_ops,

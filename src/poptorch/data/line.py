@@ -38,7 +38,7 @@ _FORM = struct.Struct("<iiq")
 _MANY = 4096 * _FORM.size
 
 
-class Channel:
+class Line:
     """One end of the connection."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -46,7 +46,7 @@ class Channel:
         self._open()
 
     @classmethod
-    def pair(cls) -> tuple[Channel, Channel]:
+    def pair(cls) -> tuple[Line, Line]:
         one, other = socket.socketpair()
         return cls(one), cls(other)
 

@@ -1,0 +1,22 @@
+"""A second door to private parts of PyTorch for this folder: its build tools, each imported when it is asked for.
+
+They are wanted where native code may never be generated, so they must not bring the generator along. Each has a test in
+tests/engines/test_private.py.
+"""
+
+from __future__ import annotations
+
+
+def cache_folder() -> str:
+    """Where PyTorch keeps the code that it generates; made if it is not there."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir()
+
+
+def build_command(compiler: str, source: str, folder: str) -> tuple[str, str]:
+    """The command line by which PyTorch would build a source file in a folder, and the file that it makes."""
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
+
+    builder = CppBuilder("probe", [source], CppTorchOptions(compiler=compiler), folder)
+    return builder.get_command_line(), builder.get_target_file_path()
