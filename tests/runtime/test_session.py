@@ -45,7 +45,7 @@ def session(schedule: Schedule, replicas: int = 1) -> tuple[Session, torch.Tenso
         schedule.rounds, schedule.micro_batches, replicas, tuple(range(total)), tuple(range(total)), False
     )
     interface = Interface(Arguments(("x",), Leaf(0), Constant(None), ("x",), (), ()), Leaf(0))
-    executable = Executable((step,), schedule, StateBinding(step.state), batching, interface)
+    executable = Executable((step,), schedule, StateBinding(step.state), batching, interface, outputs=step.returned)
     count = torch.zeros(())
     return Session(executable, EagerEngine().compile([step]), {"count": count}), count
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from poptorch.compiler.accumulate import drop_intermediates, has_update, split_update
 from poptorch.compiler.anchors import plan_anchors, return_anchors
 from poptorch.compiler.bounds import check_indices
+from poptorch.compiler.draws_first import draw_first
 from poptorch.compiler.passes import Observer, run_passes
-from poptorch.compiler.schedule import plan_schedule
+from poptorch.compiler.passes.place import parameter_placements, place_ops
+from poptorch.compiler.schedule import plan_schedule, stage_schedule
+from poptorch.compiler.sections import Sections, check_ipus, check_sections, log_placements, recomputes_stages
+from poptorch.compiler.stage_updates import split_update as update_parts
+from poptorch.compiler.stages import split_stages
+from poptorch.compiler.timelines import plan_timeline
 from poptorch.enums import MeanReductionStrategy, OutputMode
 from poptorch.errors import Error, explain
 from poptorch.executable import (
@@ -18,13 +25,16 @@ from poptorch.executable import (
     GroupBinding,
     Grouping,
     Interface,
+    Part,
     Program,
+    Schedule,
     StateBinding,
+    Timeline,
 )
-from poptorch.ir import Role, StepGraph, verify
+from poptorch.ir import OutputSpec, Role, StepGraph, verify
 from poptorch.ir.hoist import hoist
 from poptorch.ir.names import tensor_names
-from poptorch.options import Settings
+from poptorch.options import BatchPlan, Settings
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,7 @@ def compile_graph(graph: StepGraph, around: Surroundings, settings: Settings, ob
     """Run all passes over a captured graph and lower it."""
     names = tensor_names(graph, with_paths=settings.report.module_namescope)
     anchors = plan_anchors(settings.report.anchors, names, settings.batching)
+    log_placements(names, Sections.of(graph), settings)
     graph = run_passes(return_anchors(graph, settings.report.anchors, names), settings, observe)
     return lower(graph, around, settings, observe, anchors, (*names.values, *names.state))
 
@@ -54,7 +65,8 @@ def lower(
 ) -> Executable:
     """Make the programs: one that does everything if each micro-batch is an update of its own, otherwise two.
 
-    A step with guards is cut too: what it writes must wait until the guards are known to hold.
+    A step with guards is cut too: what it writes must wait until the guards are known to hold. If stages are to be run
+    by themselves, there is a program for each part of a section.
     """
     if settings.is_training and settings.training.mean_reduction is MeanReductionStrategy.PostAndLoss:
         raise Error(
@@ -64,50 +76,89 @@ def lower(
             )
         )
     graph, checks = check_indices(graph)
-    plan, programs = settings.batching, list[Program]()
-
-    def add(graph: StepGraph) -> None:
-        verify(graph)
-        observe(graph.name, graph)
-        programs.append(Program(graph, reads_fixed_state=not settings.is_training))
-
-    waits = settings.is_training and has_update(graph) and plan.micro_batches_per_update > 1
-    waits = waits or bool(graph.guards and graph.signature.written)
-    if not settings.is_training:
-        graph, prepare = hoist(graph, _fixed(graph))
-        if prepare is not None:
-            add(prepare)
-        add(graph)
-    elif waits and has_update(graph):
-        step, update = split_update(graph, settings)
-        add(update)
-        add(step)
-    else:
-        add(drop_intermediates(graph))
-    programs.reverse()  # the step first
-    step = programs[0].graph
-    updates = tuple(program.name for program in programs if program.name == "update")
-    batching = Batching(
-        device_iterations=plan.device_iterations,
-        micro_batches_per_update=plan.micro_batches_per_update,
-        replicas=plan.replicas,
-        sources=plan.sources,
-        kept=plan.kept,
-        sums=plan.output_mode is OutputMode.Sum,
-    )
-    schedule = plan_schedule(step.name, updates, plan, waits=waits)
-    state = {spec.name: spec for program in programs for spec in program.state}
+    sections = Sections.of(graph)
+    check_sections(graph, sections, settings)
+    check_ipus(sections, settings)
+    timeline = plan_timeline(sections, settings, recomputes=recomputes_stages(sections, settings))
+    programs = _Programs.of(graph, sections, settings)
+    for each in programs.all:
+        verify(each)
+        observe(each.name, each)
+    plan = settings.batching
+    state = {spec.name: spec for each in programs.all for spec in each.signature.state}
     return Executable(
-        programs=tuple(programs),
-        schedule=schedule,
+        programs=tuple(Program(each, reads_fixed_state=not settings.is_training) for each in programs.all),
+        schedule=_schedule(programs, timeline, sections, plan),
         binding=StateBinding(tuple(state.values()), around.groups, around.groupings),
-        batching=batching,
+        batching=Batching(
+            device_iterations=plan.device_iterations,
+            micro_batches_per_update=plan.micro_batches_per_update,
+            replicas=plan.replicas,
+            sources=plan.sources,
+            kept=plan.kept,
+            sums=plan.output_mode is OutputMode.Sum,
+        ),
         interface=around.interface,
         checks=checks,
         anchors=anchors,
         tensor_names=names,
         random_seed=settings.engine.random_seed,
+        outputs=_returned(programs.whole),
+        timeline=timeline,
     )
+
+
+@dataclass(frozen=True)
+class _Programs:
+    """The graphs that become programs: what runs for every micro-batch, whole or in parts, then what runs rarely."""
+
+    whole: StepGraph
+    parts: Mapping[Part, StepGraph]  # of the whole; empty if it stays whole
+    updates: tuple[StepGraph, ...]
+    prepare: StepGraph | None
+    waits: bool  # for a commit to make final what micro-batches write
+
+    @classmethod
+    def of(cls, graph: StepGraph, sections: Sections, settings: Settings) -> _Programs:
+        prepare, updates = None, tuple[StepGraph, ...]()
+        is_cut = settings.placement.runs_stages and sections.count > 1
+        trains = settings.is_training and has_update(graph)
+        waits = (trains and (is_cut or settings.batching.micro_batches_per_update > 1)) or (
+            bool(graph.guards) and bool(graph.signature.written)
+        )
+        if not settings.is_training:
+            graph, prepare = hoist(graph, _fixed(graph))
+        elif waits and trains:
+            graph, update = split_update(graph, settings)
+            updates = (update,)
+        else:
+            graph = drop_intermediates(graph)
+        if not is_cut:
+            return cls(graph, {}, updates, prepare, waits)
+        waits = waits or bool(graph.signature.written) or graph.draws_random_numbers
+        placed = place_ops(draw_first(graph), settings)
+        parts = split_stages(placed, sections.count, recomputes=recomputes_stages(sections, settings))
+        homes = {name: placement.section for name, placement in parameter_placements(placed).items()}
+        return cls(graph, parts, tuple(part for each in updates for part in update_parts(each, homes)), prepare, waits)
+
+    @property
+    def all(self) -> tuple[StepGraph, ...]:
+        """Every program, those of micro-batches first."""
+        prepare = () if self.prepare is None else (self.prepare,)
+        return (*(self.parts.values() or (self.whole,)), *self.updates, *prepare)
+
+
+def _schedule(programs: _Programs, timeline: Timeline, sections: Sections, plan: BatchPlan) -> Schedule:
+    updates = tuple(update.name for update in programs.updates)
+    if not programs.parts:
+        return plan_schedule(programs.whole.name, updates, plan, waits=programs.waits, ipus=sections.ipus)
+    parts = frozenset(programs.parts)
+    return stage_schedule(timeline, parts, updates, plan, waits=programs.waits, ipus=sections.ipus)
+
+
+def _returned(step: StepGraph) -> tuple[OutputSpec, ...]:
+    """What a micro-batch gives back."""
+    return Program(step).returned
 
 
 def _fixed(graph: StepGraph) -> set[str]:

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
-from poptorch.executable import Commit, Instruction, Run, Schedule
+from collections.abc import Collection
+
+from poptorch.executable import Commit, Instruction, Kind, Part, Run, Schedule, Timeline, part_name
 from poptorch.options import BatchPlan
 
 
-def plan_schedule(step: str, updates: tuple[str, ...], plan: BatchPlan, *, waits: bool) -> Schedule:
+def plan_schedule(step: str, updates: tuple[str, ...], plan: BatchPlan, *, waits: bool, ipus: int = 1) -> Schedule:
     """One round per device iteration: the step for every micro-batch of an update, then the updates.
 
-    If it `waits`, nothing that a step writes is final before all steps of the round have succeeded.
+    If it `waits`, nothing that a step writes is final before all steps of the round have succeeded. Every replica has
+    some `ipus`; a step that is not cut is shown on the first.
     """
     per_round = plan.micro_batches_per_update
     instructions: list[Instruction] = [
-        Run(step, index % plan.replicas, index, index % plan.replicas, index // plan.replicas, commits=not waits)
+        Run(step, index % plan.replicas, index, index % plan.replicas * ipus, index // plan.replicas, commits=not waits)
         for index in range(per_round)
     ]
     if waits:
-        instructions.append(Commit(updates, tuple(range(plan.replicas)), slot=plan.gradient_accumulation))
+        firsts = tuple(range(0, plan.replicas * ipus, ipus))
+        instructions.append(Commit(updates, firsts, slot=plan.gradient_accumulation))
     return Schedule(tuple(instructions), plan.device_iterations, per_round)
+
+
+def stage_schedule(
+    timeline: Timeline, parts: Collection[Part], updates: tuple[str, ...], plan: BatchPlan, *, waits: bool, ipus: int
+) -> Schedule:
+    """What a timeline says, for every replica: a run for each task that has something to do."""
+    instructions: list[Instruction] = []
+    for task in timeline.tasks:
+        part = (task.kind, task.section)
+        for replica in range(plan.replicas) if part in parts else ():
+            index = task.micro_batch * plan.replicas + replica
+            instructions.append(Run(part_name(part), replica, index, replica * ipus + task.ipu, task.slot))
+    per_round = timeline.micro_batches * plan.replicas
+    rounds = plan.device_iterations * plan.micro_batches_per_update // per_round
+    if waits:
+        has_update = any(task.kind is Kind.UPDATE for task in timeline.tasks)
+        slot = timeline.slots - 1 if has_update else timeline.slots
+        instructions.append(Commit(updates, tuple(range(plan.replicas * ipus)), slot))
+    return Schedule(tuple(instructions), rounds, per_round)

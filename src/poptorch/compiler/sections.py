@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from torch import fx
 
+from poptorch._logging import logger
 from poptorch.compiler.passes.place import has_blocks
 from poptorch.errors import CompileError, Error, explain
+from poptorch.ipu import reserved_ipus
 from poptorch.ir import Note, Phase, Placement, Role, StepGraph, note_of
+from poptorch.ir.names import Names
 from poptorch.options import Mode, Settings
 
 
@@ -52,6 +56,48 @@ def check_sections(graph: StepGraph, sections: Sections, settings: Settings) -> 
     _check_order(graph)
     _check_parameters(graph)
     _check_micro_batches(sections, settings)
+
+
+def log_placements(names: Names, sections: Sections, settings: Settings) -> None:
+    """Tell at DEBUG where each tensor of forward is computed."""
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    strategy = settings.placement.strategy
+    is_pipelined = strategy.mode is Mode.PIPELINED and len({p.ipu for p in sections.placements}) > 1
+    logger.debug("enablePipelining set to value %d", is_pipelined)
+    if strategy.mode.is_phased:
+        logger.debug("executionPhaseSettings.stages set to value %d", 1 + (strategy.mode is Mode.PARALLEL_PHASES))
+        logger.debug("executionPhaseSettings.phases set to value %d", strategy.phases)
+        for kind in ("activation", "weight", "optimizer", "accumulator"):
+            logger.debug("location_%s set to value useOnChipStorage(False)", kind)
+    for name, node in names.values.items():
+        note = note_of(node)
+        if note is not None and note.phase is Phase.FORWARD and note.placement is not None:
+            logger.debug("%s %s", name, _described(note.placement, strategy.mode))
+
+
+def _described(placement: Placement, mode: Mode) -> str:
+    if mode.is_phased:
+        return f"mode(Phased), ipu({placement.ipu}), phase({placement.phase})"
+    return f"mode({mode.value.capitalize()}), ipu({placement.ipu}), stage({placement.stage})"
+
+
+def check_ipus(sections: Sections, settings: Settings) -> None:
+    """Raise if there are more IPUs than a process can use, or a number that hardware does not have."""
+    wanted = settings.placement
+    count = sections.ipus * settings.batching.replicas
+    reserved_ipus(count, rounds_up=wanted.rounds_up, insists=wanted.uses_ipu_model is False)
+
+
+def recomputes_stages(sections: Sections, settings: Settings) -> bool:
+    """Whether the forward values of a section are computed again for its backward part, instead of being kept.
+
+    In a pipeline, where several micro-batches wait for their backward parts, they are, unless the user decides.
+    """
+    if not settings.is_training or sections.count == 1:
+        return False
+    chosen = settings.training.recomputation
+    return settings.placement.strategy.mode is Mode.PIPELINED if chosen is None else chosen > 0
 
 
 def _check_order(graph: StepGraph) -> None:

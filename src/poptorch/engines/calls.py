@@ -115,7 +115,7 @@ def _shared(
     builder = GraphBuilder()
     state: list[int] = []
     for position, (spec, node) in enumerate(graph.inputs):
-        if spec.role is Role.USER_INPUT:
+        if not spec.role.is_state:
             builder.input(spec, node)
         elif node in wanted or spec.name in written:
             builder.input(spec, node)

@@ -6,6 +6,7 @@ from poptorch.executable.interface import Arguments, Interface
 from poptorch.executable.program import Program
 from poptorch.executable.schedule import Commit, Instruction, Run, Schedule
 from poptorch.executable.state import GroupBinding, Grouping, StateBinding
+from poptorch.executable.timeline import Kind, Part, Task, Timeline, part_name
 
 __all__ = [
     "AnchorPlan",
@@ -18,10 +19,15 @@ __all__ = [
     "IndexCheck",
     "Instruction",
     "Interface",
+    "Kind",
+    "Part",
     "Program",
     "Run",
     "Schedule",
     "StateBinding",
+    "Task",
+    "Timeline",
     "first_wrong",
     "out_of_range",
+    "part_name",
 ]

@@ -12,6 +12,7 @@ from poptorch.executable.interface import Interface
 from poptorch.executable.program import Program
 from poptorch.executable.schedule import Schedule
 from poptorch.executable.state import StateBinding
+from poptorch.executable.timeline import Timeline
 from poptorch.ir import Guard, InputSpec, OutputSpec
 from poptorch.ir.digest import digest
 
@@ -66,14 +67,41 @@ class Executable:
     anchors: tuple[AnchorPlan, ...] = ()
     tensor_names: tuple[str, ...] = ()  # what anchors can be asked for
     random_seed: int | None = None
+    outputs: tuple[OutputSpec, ...] = ()  # of a micro-batch: the user's, then anchors and guards if there are any
+    timeline: Timeline | None = None  # what the IPUs of a replica would do; the schedule is what is run here
 
     def program(self, name: str) -> Program:
         return next(program for program in self.programs if program.name == name)
 
     @property
     def step(self) -> Program:
-        """What runs for every micro-batch."""
+        """What runs for every micro-batch, if that is one program."""
         return self.program(self.schedule.runs[0].program)
+
+    @property
+    def steps(self) -> tuple[Program, ...]:
+        """What runs for every micro-batch, in order: one program, or the parts that it was cut into."""
+        return tuple(map(self.program, dict.fromkeys(run.program for run in self.schedule.runs)))
+
+    @property
+    def user_inputs(self) -> tuple[str, ...]:
+        """The names of the inputs that take the tensors of a call, in their order."""
+        return self.interface.inputs
+
+    @property
+    def ipus(self) -> int:
+        """How many IPUs all replicas take together."""
+        return (1 if self.timeline is None else 1 + max(self.timeline.ipus)) * self.batching.replicas
+
+    @property
+    def written_by_steps(self) -> frozenset[str]:
+        """The state that every micro-batch changes."""
+        return frozenset(name for program in self.steps for name in program.written_state)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether micro-batches go through several programs."""
+        return len(self.steps) > 1
 
     @property
     def update(self) -> Program | None:
@@ -86,7 +114,7 @@ class Executable:
 
     @property
     def guards(self) -> tuple[Guard, ...]:
-        return self.step.guards
+        return next((program.guards for program in self.steps if program.guards), ())
 
     @property
     def constants(self) -> dict[str, torch.Tensor]:
@@ -97,11 +125,6 @@ class Executable:
     def state(self) -> tuple[InputSpec, ...]:
         """Every state input of any program, once."""
         return self.binding.inputs
-
-    @property
-    def outputs(self) -> tuple[OutputSpec, ...]:
-        """What the step returns: the user's outputs, then anchors and guards if there are any."""
-        return self.step.returned
 
     @property
     def changes_state(self) -> bool:
@@ -115,4 +138,6 @@ class Executable:
 
     def __str__(self) -> str:
         call = f"call{self.interface.arguments}"
-        return "\n\n".join(map(str, [call, self.schedule, self.binding, *(p.graph for p in self.programs)]))
+        timeline = [self.timeline] if self.timeline is not None and self.timeline.sections > 1 else []
+        graphs = [program.graph for program in self.programs]
+        return "\n\n".join(map(str, [call, *timeline, self.schedule, self.binding, *graphs]))

@@ -32,3 +32,4 @@ class Interface:
 
     arguments: Arguments
     result: Structure
+    inputs: tuple[str, ...] = ()  # of programs, which take the tensors of the arguments

@@ -35,7 +35,7 @@ class Program:
 
     @property
     def returned(self) -> tuple[OutputSpec, ...]:
-        handed_out = (OutputRole.USER_OUTPUT, OutputRole.ANCHOR, OutputRole.GUARD)
+        handed_out = (OutputRole.USER_OUTPUT, OutputRole.ANCHOR, OutputRole.GUARD, OutputRole.BOUNDARY)
         return tuple(spec for spec in self.signature.outputs if spec.role in handed_out)
 
     @property

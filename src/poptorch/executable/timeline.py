@@ -16,6 +16,14 @@ class Kind(Enum):
     UPDATE = "U"
 
 
+Part = tuple[Kind, int]  # what is done, in which section
+
+
+def part_name(part: Part) -> str:
+    """What the program of a part is called."""
+    return f"{part[0].name.lower()}{part[1]}"
+
+
 @dataclass(frozen=True)
 class Task:
     """One thing that an IPU does: a section of the model on a micro-batch, or the update of its weights."""

@@ -33,7 +33,7 @@ class GraphBuilder:
 
     def input(self, spec: InputSpec, stands_for: fx.Node | None = None) -> fx.Node:
         """A new input; `stands_for` is what it is in the graph that ops are copied from."""
-        is_state = spec.role is not Role.USER_INPUT
+        is_state = spec.role.is_state
         first_op = next((node for node in self._ops.nodes if node.op != "placeholder"), None)
         before = self._user[0][1] if is_state and self._user else first_op
         name = f"in{len(self._state) + len(self._user)}"

@@ -16,7 +16,7 @@ from torch import fx
 from poptorch.ir.ops import as_op, is_random
 from poptorch.ir.placement import Placement
 from poptorch.ir.ranges import Range
-from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature, tensor_type
+from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Signature, tensor_type
 from poptorch.ir.source import SourceLine
 from poptorch.ir.values import value_of
 
@@ -155,7 +155,7 @@ def verify(graph: StepGraph) -> None:
     assert len(graph.results) == len(outputs), f"{len(graph.results)} results, {len(outputs)} outputs"
     names = [spec.name for spec in inputs]
     assert len(set(names)) == len(names), f"input names are not unique: {names}"
-    roles = [spec.role is Role.USER_INPUT for spec in inputs]
+    roles = [not spec.role.is_state for spec in inputs]
     assert roles == sorted(roles), "state comes first, then the inputs of the user"
     assert graph.signature.written <= set(names), "a new value for an input that does not exist"
     for spec, node in graph.inputs:

@@ -57,7 +57,7 @@ def _step(graph: StepGraph, derived: dict[fx.Node, InputSpec]) -> StepGraph:
     """What is left of the step: it takes the derived values as inputs."""
     builder = GraphBuilder()
     needed = ancestors(graph.results, stop=derived)
-    builder.inputs((spec, node) for spec, node in graph.inputs if node in needed or spec.role is Role.USER_INPUT)
+    builder.inputs((spec, node) for spec, node in graph.inputs if node in needed or not spec.role.is_state)
     builder.inputs((spec, node) for node, spec in derived.items())
     builder.copy(node for node in graph.ops.nodes if node in needed and node not in derived)
     for spec, node in graph.outputs:

@@ -21,6 +21,12 @@ class Role(Enum):
     ACCUMULATOR = "accumulator"
     DRAWN = "drawn"  # random numbers, new ones for every run
     USER_INPUT = "input"
+    BOUNDARY = "boundary"  # what another part of the step has computed for the same micro-batch
+
+    @property
+    def is_state(self) -> bool:
+        """Whether a program is bound to it once, instead of being given it in every run."""
+        return self not in (Role.USER_INPUT, Role.BOUNDARY)
 
 
 class OutputRole(Enum):
@@ -29,6 +35,7 @@ class OutputRole(Enum):
     USER_OUTPUT = "output"
     ANCHOR = "anchor"  # a tensor that the user asked for by name
     GUARD = "guard"
+    BOUNDARY = "boundary"  # for another part of the step
     GRADIENT = "gradient"
     NEW_VALUE = "new value"  # of the input with the same name, written back in place
     VALUE_BEFORE_UPDATE = "value before update"  # of a trained parameter that forward itself changes
@@ -95,8 +102,13 @@ class Signature:
         return tuple(spec for spec in self.inputs if spec.role is Role.USER_INPUT)
 
     @property
+    def passed(self) -> tuple[InputSpec, ...]:
+        """What a program is given in every run."""
+        return tuple(spec for spec in self.inputs if not spec.role.is_state)
+
+    @property
     def state(self) -> tuple[InputSpec, ...]:
-        return tuple(spec for spec in self.inputs if spec.role is not Role.USER_INPUT)
+        return tuple(spec for spec in self.inputs if spec.role.is_state)
 
     @property
     def written(self) -> frozenset[str]:

@@ -27,10 +27,13 @@ def check_broadcast(settings: Settings, module: nn.Module, executable: Executabl
     """
     if not settings.placement.broadcasts_buffers or executable.batching.replicas == 1:
         return
-    step = executable.step
-    for spec in step.state:
+    for spec in executable.state:
         owner = module.get_submodule(spec.name.rpartition(".")[0])
-        if spec.role is Role.BUFFER and spec.name in step.written_state and not hasattr(owner, "track_running_stats"):
+        if (
+            spec.role is Role.BUFFER
+            and spec.name in executable.written_by_steps
+            and not hasattr(owner, "track_running_stats")
+        ):
             raise Error(
                 explain(
                     f"forward changes the buffer {spec.name}, and each of the {executable.batching.replicas} replicas "

@@ -67,7 +67,11 @@ def build(
         show_captured(captured.graph)
         phase("Optimising the graph")
         observe = dumping("training" if settings.is_training else "inference")
-        around = Surroundings(Interface(call, captured.result), _bindings(captured), groupings)
+        around = Surroundings(
+            Interface(call, captured.result, tuple(spec.name for spec in captured.graph.signature.user_inputs)),
+            _bindings(captured),
+            groupings,
+        )
         executable = compile_graph(captured.graph, around, _without_numbers(settings), observe)
         phase("Compiling the programs")
         kernels = _compile(blueprint, executable, observe)

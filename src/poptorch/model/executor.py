@@ -201,7 +201,7 @@ class PoplarExecutor(Measurements):
         """Go on with another program, which starts from what the current one has left."""
         before = self._compiled()
         variant.state.take_over(before.state)
-        if before.session.executable.step.written_state:
+        if before.session.executable.written_by_steps:
             variant.bind()
         variant.session.random.go_on_from(before.session.random)
         self._current = variant
@@ -293,6 +293,7 @@ class PoplarExecutor(Measurements):
         )
         tensors = self._inputs(call.tensors(args, kwargs))
         variant = build(blueprint, call, tensors, flags, reason, before=self._current)
+        self._attachment.resize(variant.session.executable.ipus)
         self._variants.add(variant)
         self._current = variant
         self._connect_optimizers()
@@ -301,7 +302,7 @@ class PoplarExecutor(Measurements):
         logger.info(
             "compiled a %s model for %s emulated IPU(s) on the %s engine",
             "training" if self._training else "inference",
-            self._settings.batching.replicas,
+            variant.session.executable.ipus,
             self._engine.name,
         )
 

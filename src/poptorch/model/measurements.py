@@ -25,7 +25,7 @@ class Measurements:
         if self._current is None:
             return {name: [[]] for name in ("input", "input_complete", "output", "output_complete")}
         trace, executable = self._shown_trace(), self._current.session.executable
-        inputs = len(executable.step.signature.user_inputs)
+        inputs = len(executable.interface.arguments.tensor_names)
         outputs = sum(spec.role is OutputRole.USER_OUTPUT for spec in executable.outputs)
         requested, started, ends = (
             ([], [], []) if trace is None else (trace.requested, trace.started, self._ends(trace))

@@ -28,7 +28,7 @@ class Snapshot:
         layouts = HostLayouts(strides, executable.binding.groupings)
         registered = [spec for spec in executable.state if spec.role in (Role.PARAMETER, Role.BUFFER)]
         self._specs = [layouts.host(spec) for spec in registered]
-        self._written = executable.step.written_state
+        self._written = executable.written_by_steps
         self._clocks = clocks_of(module.parameters())
         self._seen = self._times()  # the times of the training executors whose work the copies show
         self._refreshed: list[int] | None = None  # the same for copies that no session works on yet

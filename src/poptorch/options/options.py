@@ -303,6 +303,11 @@ class Options(OptionGroup):
         """Compile again for each new set of argument shapes, instead of raising an error."""
         return self._store(allow_shape_changes=boolean("allowShapeChanges", allow))
 
+    @option(run_stages=False)
+    def runStages(self, run: bool = True) -> Self:
+        """Run the stages of a model one by one as the schedule says, on a thread per IPU, instead of as one program."""
+        return self._store(run_stages=boolean("runStages", run))
+
     # ---- compilation and reports
 
     @option(popart=("cachePath", "enableEngineCaching"))

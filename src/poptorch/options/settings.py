@@ -27,6 +27,7 @@ class TrainingSettings:
     automatic_loss_scaling: bool
     clip_norm: tuple[float, float] | None  # the limit, and the kind of norm
     clip_value: float | None
+    recomputation: int | None  # one of popart.RecomputationType; None: the strategy decides
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class PlacementSettings:
     first_ipu: int | None
     rounds_up: bool  # the number of IPUs, to a power of two
     broadcasts_buffers: bool
+    runs_stages: bool  # each by itself, as the schedule says, instead of the whole step at once
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
             automatic_loss_scaling=bool(popart.get("automaticLossScalingSettings.enabled")),
             clip_norm=_if_set(train, "clip_grad_norm"),
             clip_value=_if_set(train, "clip_grad_value"),
+            recomputation=popart.get("autoRecomputation"),
         ),
         precision=PrecisionSettings(
             half_float_casting=precision.half_float_casting,
@@ -147,6 +150,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
             first_ipu=_if_set(options, "ipu_id"),
             rounds_up=options.auto_round_num_ipus,
             broadcasts_buffers=options.broadcast_buffers,
+            runs_stages=options.run_stages,
         ),
         processes=ProcessSettings(processes.processId, processes.numProcesses),
         files=FileSettings(cache=popart.get("cachePath") if popart.get("enableEngineCaching") else None),

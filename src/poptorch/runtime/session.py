@@ -6,7 +6,10 @@ the last commit, and the next call is exact.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -15,11 +18,13 @@ import torch
 
 from poptorch.engines import NOTHING_TO_WRITE, Bound, Kernel, Started, finish
 from poptorch.errors import EngineError, GuardError, explain
-from poptorch.executable import Commit, Executable, Program, out_of_range
+from poptorch.executable import Commit, Executable, Program, Run, out_of_range
 from poptorch.runtime.binding import bind
 from poptorch.runtime.checking import CallChecks
 from poptorch.runtime.collect import Collector
 from poptorch.runtime.random import RandomStreams
+from poptorch.runtime.relay import Relay
+from poptorch.runtime.threads import run_threads
 from poptorch.runtime.trace import RunTrace
 
 _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
@@ -35,6 +40,20 @@ class CallResult(NamedTuple):
     outputs: list[torch.Tensor]
     anchored: dict[str, torch.Tensor]
     trace: RunTrace
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What the parts of a call have done so far: outputs of micro-batches that are through, and when each part ran."""
+
+    finished: dict[int, Sequence[torch.Tensor]]
+    moments: dict[int, tuple[float, float]]
+
+    def time(self, number: int, execute: Callable[[], Any]) -> Any:
+        begin = perf_counter()
+        result = execute()
+        self.moments[number] = (begin, perf_counter())
+        return result
 
 
 class _Journal:
@@ -76,6 +95,7 @@ class Session:
         self._random_before: list[torch.Tensor] = []  # what was begun
         self._journal = _Journal()
         self._is_torn = False  # whether native code failed in the middle of an update
+        self._relay = Relay(executable) if executable.is_cut else None
         self.bind(state)
 
     def bind(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -89,6 +109,8 @@ class Session:
     def _action(self, instruction: Any, bound: list[Bound]) -> Action:
         if isinstance(instruction, Commit):
             return None, partial(self._commit, bound)
+        if self._relay is not None:
+            return instruction.micro_batch, partial(self._relay.run, instruction.program, bound[0])
         return instruction.micro_batch, partial(self._run_final, bound[0]) if instruction.commits else bound[0]
 
     def run(self, tensors: list[torch.Tensor]) -> CallResult:
@@ -101,7 +123,7 @@ class Session:
             self._undo()
         self.random.were_used |= self._draws
         try:
-            return self._follow(micro_batches)
+            return self._follow(micro_batches) if self._relay is None else self._follow_parts(micro_batches)
         except BaseException:
             if self._journal.is_open:
                 self._undo()
@@ -143,6 +165,59 @@ class Session:
         collected, found = collector.join(outputs), collector.join_anchors(anchored)
         trace = RunTrace(schedule, begun, tuple(begins), tuple(ends), perf_counter())
         return CallResult(collected, found, trace)
+
+    def _follow_parts(self, micro_batches: Sequence[MicroBatch]) -> CallResult:
+        """Follow the schedule of a step that is cut into parts: every IPU on a thread of its own, then the commit."""
+        schedule, collector = self._schedule, self._collector
+        assert self._relay is not None
+        self._relay.begin()
+        record = _Record({}, {})
+        anchored, begun = collector.begin(), perf_counter()
+        for turn in range(schedule.rounds):
+            first = turn * schedule.micro_batches
+            if schedule.is_revocable:
+                self._begin()
+            run_threads(self._works(turn, micro_batches, record), self._relay.give_up)
+            if schedule.is_revocable:
+                record.time((turn + 1) * len(self._actions) - 1, self._actions[-1][1])
+            if collector.has_anchors:
+                indices = range(first, first + schedule.micro_batches)
+                collector.take_state(anchored, self._bound.replicas, indices)
+        self._journal.clear()
+        for index, result in sorted(record.finished.items()):
+            collector.take(anchored, result, index)
+        outputs = [result for index, result in sorted(record.finished.items()) if index in collector.kept]
+        collected, found = collector.join(outputs), collector.join_anchors(anchored)
+        begins, ends = zip(*(record.moments[number] for number in sorted(record.moments)), strict=True)
+        return CallResult(collected, found, RunTrace(schedule, begun, begins, ends, perf_counter()))
+
+    def _works(
+        self, turn: int, micro_batches: Sequence[MicroBatch], record: _Record
+    ) -> dict[int, list[Callable[[], None]]]:
+        """What each IPU has to do in a round. Replicas share gradient accumulators, so their IPUs take turns."""
+        schedule = self._schedule
+        ipus = 1 + max(run.ipu for run in schedule.runs if run.replica == 0)
+        works: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
+        for position, (place, execute) in enumerate(self._actions):
+            instruction = schedule.instructions[position]
+            if isinstance(instruction, Run) and place is not None:
+                index = turn * schedule.micro_batches + place
+                part = partial(execute, index, micro_batches[index])
+                number = turn * len(self._actions) + position
+                works[instruction.ipu % ipus].append(partial(self._run_part, part, index, number, record))
+        return works
+
+    def _run_part(
+        self, part: Callable[[], Sequence[torch.Tensor] | None], index: int, number: int, record: _Record
+    ) -> None:
+        """Run one part; when a micro-batch is through, see whether its guards hold."""
+        is_free = self._grad_mode is None
+        with nullcontext() if is_free else torch.set_grad_enabled(bool(self._grad_mode)):
+            result = record.time(number, part)
+        if result is not None:
+            if self._is_guarded:
+                self._check_guards(result[-1], index)
+            record.finished[index] = result
 
     def _begin(self) -> None:
         """Remember what to go back to if what follows does not become final."""

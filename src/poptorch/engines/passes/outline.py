@@ -109,7 +109,7 @@ class _Cut:
         foreign = {
             node
             for node, spec in self.specs.items()
-            if spec.role is Role.USER_INPUT or (spec.name in self.results and not self.owner[node])
+            if not spec.role.is_state or (spec.name in self.results and not self.owner[node])
         }
         crossing = [used for node in self._owned_ops() for used in node.all_input_nodes if not self.owner[used]]
         return all(isinstance(value_of(n), torch.Tensor) for n in crossing) and foreign.isdisjoint(crossing)
