@@ -3,7 +3,21 @@
 from poptorch import _logging, autocasting, faults, late_imports, optim, profiling
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
-from poptorch.annotations import Attribute, autocast, identity_loss, isRunningOnIpu
+from poptorch.annotations import (
+    Attribute,
+    MultiConv,
+    NameScope,
+    autocast,
+    identity_loss,
+    ipu_print_tensor,
+    isRunningOnIpu,
+    nop,
+    recomputationCheckpoint,
+    serializedMatMul,
+    set_available_memory,
+    set_overlap_for_input,
+    set_overlap_for_output,
+)
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import (
     AnchorMode,
@@ -15,6 +29,7 @@ from poptorch.enums import (
     Liveness,
     MatMulSerializationMode,
     MeanReductionStrategy,
+    MultiConvPartialsType,
     MultiConvPlanType,
     OutputMode,
     OverlapMode,
@@ -68,7 +83,10 @@ __all__ = [
     "Liveness",
     "MatMulSerializationMode",
     "MeanReductionStrategy",
+    "MultiConv",
+    "MultiConvPartialsType",
     "MultiConvPlanType",
+    "NameScope",
     "Options",
     "OutputMode",
     "OverlapMode",
@@ -93,16 +111,23 @@ __all__ = [
     "inferenceModel",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
+    "ipu_print_tensor",
     "isRunningOnIpu",
     "logger",
     "module_repr",
+    "nop",
     "optim",
     "print",
     "profiling",
+    "recomputationCheckpoint",
     "registerCustomArgParser",
     "registerGeometricCustomArgParsers",
     "registerPostCompileHook",
     "registerPreCompileHook",
+    "serializedMatMul",
     "setLogLevel",
+    "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
     "trainingModel",
 ]

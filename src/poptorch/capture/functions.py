@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-from poptorch.ops.ctc import ctc_loss
 from poptorch.capture.mixed_types import spellings
 from poptorch.capture.proxies import node_of
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, explain
 from poptorch.ir.ranges import within
+from poptorch.ops.ctc import ctc_loss
 
 Function = Callable[..., Any]
 _NARROW = frozenset({torch.float16, torch.bfloat16})

@@ -24,17 +24,19 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from poptorch._logging import logger
 from poptorch.capture.constants import Constants
+from poptorch.capture.context import current_hints, following_paths
 from poptorch.capture.proxies import is_outside, node_of
 from poptorch.capture.recorder import Recorder, generator_by_name
 from poptorch.capture.residents import Residents
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, explain
-from poptorch.ir import Guard, Note, Phase, SourceLine, annotation
+from poptorch.ir import Guard, Hint, Note, Phase, SourceLine, annotation
 from poptorch.ir.ops import depends_on_inputs
 from poptorch.ir.ranges import NO_LIMIT, adding_up_to, within
 
 aten = torch.ops.aten
 Op = torch._ops.OpOverload
+Place = tuple[SourceLine | None, str, tuple[Hint, ...]]
 
 
 class ValuesNeeded(Exception):
@@ -51,7 +53,7 @@ class Watch(TorchDispatchMode):
         self.guards: list[tuple[Guard, torch.Tensor]] = []
         self.warnings: list[str] = []
         self._has_values = has_values
-        self._places: dict[int, tuple[SourceLine | None, str]] = {}  # by the number of the op's autograd node
+        self._places: dict[int, Place] = {}  # by the number of the op's autograd node
         self._path: list[str] = [""]
         self.running: list[nn.Module] = []  # the modules inside their forward
         self._draws: dict[Any, tuple[Any, bytes]] = {}  # with the state of the generator after each
@@ -62,11 +64,11 @@ class Watch(TorchDispatchMode):
         self, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        line, path = self._place()
+        line, path, hints = self._place()
         if not isinstance(get_proxy_mode(), (Recorder, type(None))):
             raise CompileError(_traced_by_another(line))
         args, kwargs = self._inside(func, args, kwargs)
-        with fx_traceback.annotate(annotation(Note(self.phase, line, path))):
+        with fx_traceback.annotate(annotation(Note(self.phase, line, path, hints=hints))):
             if torch.Tag.data_dependent_output in func.tags:
                 return self._read(func, args, kwargs, line)
             if func in _STATIC_FORMS:
@@ -80,14 +82,14 @@ class Watch(TorchDispatchMode):
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 raise ValuesNeeded from error
 
-    def _place(self) -> tuple[SourceLine | None, str]:
-        """The user's line and the submodule: as they are now, or of the forward op that a backward op belongs to."""
+    def _place(self) -> Place:
+        """The user's line, submodule and hints: as they are now, or of the forward op that a backward op belongs to."""
         if self.phase is Phase.BACKWARD:
             node = torch._C._current_autograd_node()
             found = None if node is None else self._places.get(node._sequence_nr())
             if found is not None:
                 return found
-        place = (current_user_line(), self._path[-1])
+        place = (current_user_line(), self._path[-1], current_hints())
         if self.phase is Phase.FORWARD and place[0] is not None:
             self._places.setdefault(torch.autograd._get_sequence_nr() - 1, place)  # later ops without history share it
         return place
@@ -115,7 +117,8 @@ class Watch(TorchDispatchMode):
         depth = len(self._path)
         handles = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave))
         try:
-            yield
+            with following_paths(self._path):
+                yield
         finally:
             for handle in handles:
                 handle.remove()

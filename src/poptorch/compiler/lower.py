@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from poptorch.compiler.accumulate import drop_intermediates, has_update, split_update
 from poptorch.compiler.anchors import plan_anchors, return_anchors
 from poptorch.compiler.bounds import check_indices
+from poptorch.compiler.overlap import check_overlap
 from poptorch.compiler.passes import Observer, run_passes
+from poptorch.compiler.prints import name_prints
 from poptorch.compiler.schedule import plan_schedule
 from poptorch.enums import MeanReductionStrategy, OutputMode
 from poptorch.errors import Error, explain
@@ -38,9 +40,11 @@ class Surroundings:
 
 def compile_graph(graph: StepGraph, around: Surroundings, settings: Settings, observe: Observer) -> Executable:
     """Run all passes over a captured graph and lower it."""
+    check_overlap(graph, around.interface, settings)
     names = tensor_names(graph, with_paths=settings.report.module_namescope)
     anchors = plan_anchors(settings.report.anchors, names, settings.batching)
-    graph = run_passes(return_anchors(graph, settings.report.anchors, names), settings, observe)
+    graph = name_prints(return_anchors(graph, settings.report.anchors, names), names)
+    graph = run_passes(graph, settings, observe)
     return lower(graph, around, settings, observe, anchors, (*names.values, *names.state))
 
 

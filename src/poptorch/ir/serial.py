@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from poptorch.ir.graph import Guard, Note, Phase, StepGraph, annotation, call_graph, note_of
+from poptorch.ir.graph import Guard, HintValue, Note, Phase, StepGraph, annotation, call_graph, note_of
 from poptorch.ir.ops import as_op
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature
 from poptorch.ir.source import SourceLine
@@ -49,10 +49,19 @@ def origin_data(graph: StepGraph) -> dict[str, Data]:
     """Where the ops and guards of a graph come from in the user's program."""
     notes = [note_of(node) for node in graph.ops.nodes if node.op == "call_function"]
     return {
-        "ops": [[_line_data(note.line), note.path, note.name] if note is not None else None for note in notes],
+        "ops": [None if note is None else _note_data(note) for note in notes],
         "guards": [_line_data(guard.line) for guard in graph.guards],
         "graphs": {name: origin_data(inner) for name, inner in graph.graphs.items()},
     }
+
+
+def _note_data(note: Note) -> list[Data]:
+    return [_line_data(note.line), note.path, note.name, [[kind, _plain(value)] for kind, value in note.hints]]
+
+
+def _plain(value: HintValue) -> Data:
+    """The value of a hint with lists in place of tuples."""
+    return [_plain(item) for item in cast("tuple[HintValue, ...]", value)] if isinstance(value, tuple) else value
 
 
 def _input_data(spec: InputSpec) -> list[Data]:
@@ -167,8 +176,7 @@ def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapp
         node = graph.call_function(_target(name), tuple(_argument(args, nodes)), named)
         node.meta = {"val": _value(value)}
         if phase is not None:
-            line, path, own_name = place
-            node.meta["custom"] = annotation(Note(Phase(phase), _line(line), str(path), str(own_name)))
+            node.meta["custom"] = annotation(_note(Phase(phase), *place))
         nodes.append(node)
     outputs = tuple(_output(item[:-1]) for item in data["outputs"])
     results: list[int] = [item[-1] for item in data["outputs"]]
@@ -181,6 +189,14 @@ def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapp
     inner = {str(name): _graph(each, origin["graphs"][name], constants) for name, each in data["graphs"].items()}
     any_length = bool(data["takes_any_length"])
     return StepGraph(str(data["name"]), graph, Signature(inputs, outputs), guards, own, inner, any_length)
+
+
+def _note(phase: Phase, line: Data, path: str, name: str, hints: Sequence[tuple[str, Data]]) -> Note:
+    return Note(phase, _line(line), str(path), str(name), tuple((str(kind), _frozen(value)) for kind, value in hints))
+
+
+def _frozen(data: Data) -> HintValue:
+    return tuple(_frozen(item) for item in cast("list[Data]", data)) if isinstance(data, list) else data
 
 
 def _input(data: list[Data]) -> InputSpec:

@@ -49,6 +49,7 @@ class PlacementSettings:
     first_ipu: int | None
     rounds_up: bool  # the number of IPUs, to a power of two
     broadcasts_buffers: bool
+    io_tiles: int = 0  # of each IPU, for transfers only
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
             first_ipu=_if_set(options, "ipu_id"),
             rounds_up=options.auto_round_num_ipus,
             broadcasts_buffers=options.broadcast_buffers,
+            io_tiles=_if_set(options.TensorLocations, "numIOTiles") or 0,
         ),
         processes=ProcessSettings(processes.processId, processes.numProcesses),
         files=FileSettings(cache=popart.get("cachePath") if popart.get("enableEngineCaching") else None),
