@@ -53,14 +53,3 @@ class Apply(nn.Module):
 
     def forward(self, *args):
         return self.function(*args)
-
-
-class Function(nn.Module):
-    """A model that is a function, with layers that it takes by name."""
-
-    def __init__(self, function, **layers):
-        super().__init__()
-        self.function, self.layers = function, nn.ModuleDict(layers)
-
-    def forward(self, *args):
-        return self.function(*args, **self.layers)

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import poptorch
-from models import Function
+from models import Apply
 
 
 def infer(function, *args, engine="eager", options=None):
-    model = poptorch.inferenceModel(Function(function), (options or poptorch.Options()).engine(engine))
+    model = poptorch.inferenceModel(Apply(function), (options or poptorch.Options()).engine(engine))
     return model(*args)
 
 
@@ -188,14 +188,14 @@ def test_a_weight_is_printed_in_every_call(capfd):
 def test_an_index_is_printed_once(capfd):
     """Although indices are computed a second time to check them."""
     table = nn.Embedding(3, 1)
-    poptorch.inferenceModel(nn.Sequential(Function(lambda i: poptorch.ipu_print_tensor(i, "i")), table))(
+    poptorch.inferenceModel(nn.Sequential(Apply(lambda i: poptorch.ipu_print_tensor(i, "i")), table))(
         torch.tensor([1, 2])
     )
     assert titles(printed(capfd)) == ["i"]
 
 
 def test_nop_stays_in_the_program_and_costs_nothing():
-    model = poptorch.inferenceModel(Function(lambda x: poptorch.nop(x) * 2))
+    model = poptorch.inferenceModel(Apply(lambda x: poptorch.nop(x) * 2))
     x = torch.randn(3)
     assert torch.equal(model(x), x * 2)
     targets = [str(node.target) for node in model._executable.step.graph.ops.nodes if node.op == "call_function"]

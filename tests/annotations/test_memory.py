@@ -11,16 +11,16 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import poptorch
-from models import Function
+from models import Apply
 from poptorch.ir import hint_of
 
 Mode = poptorch.MatMulSerializationMode
 
 
-def infer(function, *args, engine="eager", **layers):
+def infer(function, *args):
     """The result of a compiled function, checked against the same on the host, and the executor."""
-    module = Function(function, **layers)
-    model = poptorch.inferenceModel(module, poptorch.Options().engine(engine))
+    module = function if isinstance(function, nn.Module) else Apply(function)
+    model = poptorch.inferenceModel(module)
     result = model(*args)
     torch.testing.assert_close(result, module(*args), rtol=1e-4, atol=1e-4)
     return result, model
@@ -44,10 +44,9 @@ def test_the_memory_of_a_product_that_is_the_last_op():
 
 
 def test_the_memory_of_a_layer_is_that_of_its_product():
-    def forward(x, conv, fc):
-        return poptorch.set_available_memory(fc(conv(x).flatten(1)), 0.3)
-
-    _, model = infer(forward, torch.randn(2, 1, 4, 4), conv=nn.Conv2d(1, 2, 3), fc=nn.Linear(8, 3))
+    hint = Apply(lambda x: poptorch.set_available_memory(x, 0.3))
+    layers = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 3), hint)
+    _, model = infer(layers, torch.randn(2, 1, 4, 4))
     assert hints(model, "available_memory") == {"aten.addmm.default": 0.3}
 
 
@@ -111,7 +110,7 @@ def test_hints_on_inputs_that_are_returned_leave_results_with_memory_of_their_ow
 def test_pieces_give_the_same_product(mode, factor, keep_precision, dtype):
     torch.manual_seed(0)
     lhs, rhs = torch.randn(1, 10, 200), torch.randn(200, 50 if mode is Mode.OutputChannels else 45)
-    module = Function(lambda x, y: poptorch.serializedMatMul(x, y, mode, factor, keep_precision))
+    module = Apply(lambda x, y: poptorch.serializedMatMul(x, y, mode, factor, keep_precision))
     result = poptorch.inferenceModel(module)(lhs.to(dtype), rhs.to(dtype))
     expected = lhs @ rhs
     assert result.dtype == dtype
@@ -134,12 +133,20 @@ def test_every_shape_that_matmul_takes(left, right):
     infer(lambda x, y: poptorch.serializedMatMul(x, y, Mode.ReducingDim, 2), torch.randn(left), torch.randn(right))
 
 
+@pytest.mark.parametrize("mapped", [(0, None), (None, 0), (1, 0)])
+def test_products_in_pieces_under_vmap(mapped):
+    def forward(x, y):
+        return torch.vmap(lambda x, y: poptorch.serializedMatMul(x, y, Mode.ReducingDim, 2), in_dims=mapped)(x, y)
+
+    infer(forward, torch.randn(3, 3, 4), torch.randn((4, 2) if mapped[1] is None else (3, 4, 2)))
+
+
 def test_sums_of_pieces_can_be_kept_in_float32():
     """2048 + 1 is 2048 in float16, so eight ones in eight pieces are lost if every sum is rounded."""
     lhs = torch.tensor([[2048.0, 1, 1, 1, 1, 1, 1, 1, 1, 0]]).half()
     results = {
         keep: poptorch.inferenceModel(
-            Function(lambda x, y, keep=keep: poptorch.serializedMatMul(x, y, Mode.ReducingDim, 10, keep))
+            Apply(lambda x, y, keep=keep: poptorch.serializedMatMul(x, y, Mode.ReducingDim, 10, keep))
         )(lhs, torch.ones(10, 1).half()).item()
         for keep in (False, True)
     }
@@ -232,15 +239,26 @@ def test_a_training_step_in_pieces_needs_less_memory(engine):
     assert peaks[Mode.InputChannels] < 0.5 * peaks[Mode.Disabled], peaks
 
 
-def test_a_forward_pass_in_pieces_needs_less_memory():
-    """A product of batches that are repeated for each other writes out all repetitions."""
-    x, y = torch.randn(8, 1, 128, 64), torch.randn(1, 8, 64, 16)
-    peaks = {}
+def forward_peaks(x, y, engine):
+    """The memory that a product needs as a whole and in pieces."""
     for mode in (Mode.Disabled, Mode.InputChannels):
-        model = poptorch.inferenceModel(Function(lambda x, y, mode=mode: poptorch.serializedMatMul(x, y, mode, 8)))
+        module = Apply(lambda x, y, mode=mode: poptorch.serializedMatMul(x, y, mode, 8))
+        model = poptorch.inferenceModel(module, poptorch.Options().engine(engine))
         model(x, y)
-        peaks[mode] = peak_nbytes(lambda model=model: model(x, y))
-    assert peaks[Mode.InputChannels] < 0.5 * peaks[Mode.Disabled], peaks
+        yield peak_nbytes(lambda model=model: model(x, y))
+
+
+@pytest.mark.inductor
+def test_a_float16_product_in_pieces_needs_less_memory(engine):
+    """Products of float16 are computed in float32, which takes a copy of both operands and of the result."""
+    whole, pieces = forward_peaks(torch.randn(1024, 512).half(), torch.randn(512, 64).half(), engine)
+    assert pieces < 0.5 * whole
+
+
+def test_a_product_of_repeated_batches_in_pieces_needs_less_memory():
+    """PyTorch writes out all repetitions."""
+    whole, pieces = forward_peaks(torch.randn(8, 1, 128, 64), torch.randn(1, 8, 64, 16), "eager")
+    assert pieces < 0.5 * whole
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from models import Function
+from models import Apply
 from poptorch import OverlapMode
 from poptorch.ir import hint_of
 
@@ -22,7 +22,7 @@ def sharded(tiles=32):
 
 
 def infer(function, *args, options=None):
-    model = poptorch.inferenceModel(Function(function), sharded() if options is None else options)
+    model = poptorch.inferenceModel(Apply(function), sharded() if options is None else options)
     return model(*args), model
 
 

@@ -57,10 +57,11 @@ def serializedMatMul(
     left, right = torch.atleast_2d(lhs), rhs.unsqueeze(-1) if rhs.dim() == 1 else rhs
     _check_factor(left, right, mode, factor)
     rows = left.shape[:-1]
-    if right.dim() == 2 and left.is_contiguous():  # one product for the whole batch, without a copy of it
+    folds = right.dim() == 2 and left.dim() > 2 and left.is_contiguous()
+    if folds:  # one product for the whole batch, without a copy of it
         left = left.reshape(-1, left.shape[-1])
     product = serialized_matmul(left, right.to(left.dtype), mode.value, factor, keep_precision)
-    if right.dim() == 2:
+    if folds:
         product = product.reshape(*rows, right.shape[-1])
     if rhs.dim() == 1:
         product = product.squeeze(-1)

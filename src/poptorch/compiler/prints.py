@@ -8,9 +8,9 @@ from typing import cast
 import torch
 from torch import fx
 
-from poptorch.compiler.passes.hints import HINT
 from poptorch.ir import Phase, StepGraph, note_of
 from poptorch.ir.names import Names
+from poptorch.ir.ops import unchanged_from
 
 PRINT = torch.ops.poptorch.print_tensor.default
 _TITLE, _NUMBER = 1, 2  # the positions of arguments
@@ -29,19 +29,11 @@ def name_prints(graph: StepGraph, names: Names) -> StepGraph:
             continue
         number = cast("int", node.args[_NUMBER])
         if not _is_gradient(node):
-            titles[number] = called.get(_printed(node).name, "tensor")
+            titles[number] = called.get(unchanged_from(node).name, "tensor")
         if not node.args[_TITLE]:
             title = f"Gradient___{titles[number]}" if _is_gradient(node) else titles[number]
             node.update_arg(_TITLE, title)
     return replace(graph, ops=ops)
-
-
-def _printed(node: fx.Node) -> fx.Node:
-    """What computes the value that is printed."""
-    node = node.all_input_nodes[0]
-    while node.target is HINT:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _is_gradient(node: fx.Node) -> bool:

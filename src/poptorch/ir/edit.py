@@ -35,6 +35,8 @@ def without_identities(graph: StepGraph, targets: Collection[Any]) -> StepGraph:
 
     A result keeps memory of its own: what showed an input or a new value through such an op becomes a real copy.
     """
+    if graph.graphs:
+        graph = replace(graph, graphs={name: without_identities(g, targets) for name, g in graph.graphs.items()})
     if not any(node.target in targets for node in graph.ops.nodes):
         return graph
     ops = graph.copy_ops()
