@@ -28,6 +28,7 @@ VALUES = {
     "DataLoaderMode": {"Sync": 0, "Async": 1, "AsyncRebatched": 2},
     "SharingStrategy": {"SharedMemory": 0, "FileSystem": 1, "Fork": 2, "ForkServer": 3},
     "MultiConvPlanType": {"Parallel": 0, "Serial": 1},
+    "MultiConvPartialsType": {"Float": 0, "Half": 1},
     "OverlapMode": {
         "NoOverlap": "no_overlap",
         "OverlapAccumulationLoop": "overlap_accumulation_loop",

@@ -114,6 +114,13 @@ class MultiConvPlanType(IntEnum):
     Serial = 1
 
 
+class MultiConvPartialsType(IntEnum):
+    """The type in which the convolutions of a MultiConv keep sums; a name of PopTorch before 2.0 for torch types."""
+
+    Float = 0
+    Half = 1
+
+
 class OverlapMode(Enum):
     """How far the transfer of an input or output may overlap with computation."""
 

@@ -175,6 +175,12 @@ class WrappedError(Error, RuntimeError):
     """The model is already wrapped for training."""
 
 
+class FormatKeyError(Error, KeyError):
+    """There is no format of this name."""
+
+    __str__ = Exception.__str__  # a KeyError would quote the whole message
+
+
 class HookError(Error, RuntimeError):
     """Something that cannot be called was registered to be called."""
 

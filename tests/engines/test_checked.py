@@ -191,3 +191,18 @@ def test_layers_of_many_kinds_pass_the_checks():
     training = poptorch.trainingModel(model, checked(), optimizer)
     losses = [training(torch.randn(2, 5, 4), torch.tensor([[0, 1], [2, 4]])) for _ in range(3)]
     assert torch.stack(losses).isfinite().all()
+
+
+def test_prints_nops_and_products_in_pieces_are_checked_too(capfd):
+    class Model(nn.Module):
+        def forward(self, x):
+            product = poptorch.serializedMatMul(x, x, poptorch.MatMulSerializationMode.ReducingDim, 2)
+            return poptorch.nop(poptorch.ipu_print_tensor(product, "p")).log()
+
+    options = poptorch.Options()
+    options.Precision.enableFloatingPointExceptions(True)
+    model = poptorch.inferenceModel(Model(), options)
+    assert torch.equal(model(torch.eye(2) + 1), (torch.eye(2) + 1).matmul(torch.eye(2) + 1).log())
+    with pytest.raises(poptorch.Error, match="floating-point exception in log"):
+        model(torch.zeros(2, 2))
+    assert capfd.readouterr().err.count("p: (") == 2

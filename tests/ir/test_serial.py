@@ -101,3 +101,35 @@ def test_nonsense_is_refused(spoil, executable):
     spoil(data)
     with pytest.raises(FormatError):
         graph_from(data, origin_data(graph), graph.constants)
+
+
+class Hinted(nn.Module):
+    """Ops with every kind of hint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 1)
+
+    def forward(self, x):
+        with poptorch.MultiConv().availableMemoryProportions([0.5]), poptorch.NameScope("part"):
+            x = self.conv(x)
+        with poptorch.Attribute(__outline={"layer": "head"}):
+            return poptorch.recomputationCheckpoint(poptorch.set_available_memory(x @ x, 0.25))
+
+
+def test_hints_come_back_and_do_not_change_what_a_graph_is_called():
+    model = poptorch.inferenceModel(Hinted())
+    model(torch.ones(1, 1, 2, 2))
+    graph = model._executable.step.graph
+    data, origin = (json.loads(json.dumps(part)) for part in (graph_data(graph), origin_data(graph)))
+    back = graph_from(data, origin, graph.constants)
+    assert str(back) == str(graph)
+    assert are_equal(back, graph)
+    for hint in ("[multi_conv", "[scope part]", "[attributes (__outline=(layer=head))]", "[checkpoint]"):
+        assert hint in str(back)
+    assert "[available_memory 0.25]" in str(back)
+    for op in origin["ops"]:
+        op[3] = []
+    plain = graph_from(data, origin, graph.constants)
+    assert graph_digest(plain) == graph_digest(graph)
+    assert not are_equal(plain, graph)

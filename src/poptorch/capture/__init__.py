@@ -6,27 +6,39 @@ here but where a model is compiled: `poptorch.capture.record`. Worker processes 
 
 from poptorch.capture.call import Call, Captured
 from poptorch.capture.context import (
+    current_hints,
     current_marks,
+    current_path,
     current_placer,
     is_capturing,
     leave_autocast,
+    leave_hints,
+    next_number,
     on_device,
     start_autocast,
+    start_hints,
 )
 from poptorch.capture.trained import LOSS_SCALING, SCALE_FACTOR, Holder, TrainedGroup, holders_of
+from poptorch.ir import SCOPE
 
 __all__ = [
     "LOSS_SCALING",
     "SCALE_FACTOR",
+    "SCOPE",
     "Call",
     "Captured",
     "Holder",
     "TrainedGroup",
+    "current_hints",
     "current_marks",
     "current_placer",
+    "current_path",
     "holders_of",
     "is_capturing",
     "leave_autocast",
+    "leave_hints",
+    "next_number",
     "on_device",
     "start_autocast",
+    "start_hints",
 ]

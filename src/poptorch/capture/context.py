@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from itertools import count
 from typing import TYPE_CHECKING
+
+from poptorch.ir import Hint
+from poptorch.ops.printing import silent
 
 if TYPE_CHECKING:
     from poptorch.capture.losses import LossMarks
@@ -15,6 +19,9 @@ _ON_DEVICE: ContextVar[bool] = ContextVar("poptorch_on_device", default=False)
 _AUTOCAST: ContextVar[bool] = ContextVar("poptorch_autocast", default=False)
 _MARKS: ContextVar[LossMarks | None] = ContextVar("poptorch_capture", default=None)
 _PLACER: ContextVar[Placer | None] = ContextVar("poptorch_placer", default=None)
+_NUMBERS: ContextVar[Iterator[int] | None] = ContextVar("poptorch_numbers", default=None)
+_HINTS: ContextVar[tuple[Hint, ...]] = ContextVar("poptorch_hints", default=())
+_PATHS: ContextVar[Sequence[str]] = ContextVar("poptorch_paths", default=("",))
 
 
 def is_capturing() -> bool:
@@ -47,6 +54,42 @@ def leave_autocast(before: Token[bool]) -> None:
     _AUTOCAST.reset(before)
 
 
+def next_number() -> int:
+    """A number that the capture that is going on has not given out before."""
+    return next(_NUMBERS.get() or count())
+
+
+def current_hints() -> tuple[Hint, ...]:
+    """What the user says about every op that runs now."""
+    return _HINTS.get()
+
+
+def start_hints(*hints: Hint) -> Token[tuple[Hint, ...]]:
+    """Say something about every op from here on, in place of earlier hints of the same kinds; the token ends it."""
+    kinds = {kind for kind, _ in hints}
+    return _HINTS.set((*(hint for hint in _HINTS.get() if hint[0] not in kinds), *hints))
+
+
+def leave_hints(before: Token[tuple[Hint, ...]]) -> None:
+    """What was said before holds again."""
+    _HINTS.reset(before)
+
+
+def current_path() -> str:
+    """The submodule of the model that runs now."""
+    return _PATHS.get()[-1]
+
+
+@contextmanager
+def following_paths(paths: Sequence[str]) -> Iterator[None]:
+    """The submodule that runs is always the last of these paths."""
+    token = _PATHS.set(paths)
+    try:
+        yield
+    finally:
+        _PATHS.reset(token)
+
+
 @contextmanager
 def on_device() -> Iterator[None]:
     """Everything inside counts as running on the device, although no capture need be going on yet."""
@@ -60,10 +103,15 @@ def on_device() -> Iterator[None]:
 @contextmanager
 def capturing(marks: LossMarks, placer: Placer) -> Iterator[None]:
     """Everything inside belongs to one capture."""
-    tokens = _MARKS.set(marks), _PLACER.set(placer)
+    tokens = (
+        (_MARKS, _MARKS.set(marks)),
+        (_PLACER, _PLACER.set(placer)),
+        (_NUMBERS, _NUMBERS.set(count())),
+        (_HINTS, _HINTS.set(())),
+    )
     try:
-        with on_device():
+        with on_device(), silent():
             yield
     finally:
-        _MARKS.reset(tokens[0])
-        _PLACER.reset(tokens[1])
+        for variable, token in tokens:
+            variable.reset(token)  # pyright: ignore[reportArgumentType]

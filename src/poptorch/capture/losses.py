@@ -19,7 +19,7 @@ from poptorch.capture.proxies import node_of
 from poptorch.capture.source import current_user_line
 from poptorch.errors import LossError, explain
 from poptorch.ir import SourceLine
-from poptorch.ir.ops import ancestors
+from poptorch.ir.ops import ancestors, unchanged_from
 
 # fmt: off
 _NAMES = (
@@ -86,7 +86,7 @@ def choose_loss(marks: Sequence[Mark], results: Sequence[fx.Node]) -> torch.Tens
                 fix="check for detach() or torch.no_grad() on the way, and that the parameters require gradients",
             ),
         )
-    if not mark.nodes & set(results):
+    if not mark.nodes & {*results, *map(unchanged_from, results)}:
         logger.warning(
             "%s",
             explain(

@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from poptorch._logging import logger
 from poptorch.capture.constants import Constants
+from poptorch.capture.context import current_hints, following_paths
 from poptorch.capture.placer import Placer
 from poptorch.capture.private import (
     DataDependentOutputException,
@@ -95,7 +96,7 @@ class Watch(TorchDispatchMode):
                 raise
 
     def _note(self) -> Note:
-        """The user's line, submodule and block: as they are now, or of the forward op that a backward op belongs to."""
+        """The user's line, submodule, hints and block: as they are now, or of the forward op of a backward op."""
         if self.phase is Phase.BACKWARD:
             node = current_autograd_node()
             found = None if node is None else self._notes.get(node._sequence_nr())
@@ -104,7 +105,8 @@ class Watch(TorchDispatchMode):
         line = current_user_line()
         if self._is_forward and line is not None:
             self._last = self._placer.place(line)
-        note = Note(self.phase, line, self._path[-1], placement=self._last if self.phase is Phase.FORWARD else None)
+        placement = self._last if self.phase is Phase.FORWARD else None
+        note = Note(self.phase, line, self._path[-1], hints=current_hints(), placement=placement)
         if self.phase is Phase.FORWARD and line is not None:
             self._notes.setdefault(sequence_number() - 1, note)  # later ops without history share it
         return note
@@ -132,7 +134,8 @@ class Watch(TorchDispatchMode):
         depth, self._is_forward = len(self._path), True
         handles = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave))
         try:
-            yield
+            with following_paths(self._path):
+                yield
         finally:
             for handle in handles:
                 handle.remove()

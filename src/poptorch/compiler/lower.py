@@ -9,8 +9,10 @@ from poptorch.compiler.accumulate import drop_intermediates, has_update, split_u
 from poptorch.compiler.anchors import plan_anchors, return_anchors
 from poptorch.compiler.bounds import check_indices
 from poptorch.compiler.draws_first import draw_first
+from poptorch.compiler.overlap import check_overlap
 from poptorch.compiler.passes import Observer, run_passes
 from poptorch.compiler.passes.place import parameter_placements, place_ops
+from poptorch.compiler.prints import name_prints
 from poptorch.compiler.schedule import plan_schedule, stage_schedule
 from poptorch.compiler.sections import Sections, check_ipus, check_sections, log_placements, recomputes_stages
 from poptorch.compiler.stage_updates import split_update as update_parts
@@ -48,10 +50,12 @@ class Surroundings:
 
 def compile_graph(graph: StepGraph, around: Surroundings, settings: Settings, observe: Observer) -> Executable:
     """Run all passes over a captured graph and lower it."""
+    check_overlap(graph, around.interface, settings)
     names = tensor_names(graph, with_paths=settings.report.module_namescope)
     anchors = plan_anchors(settings.report.anchors, names, settings.batching)
     log_placements(names, Sections.of(graph), settings)
-    graph = run_passes(return_anchors(graph, settings.report.anchors, names), settings, observe)
+    graph = name_prints(return_anchors(graph, settings.report.anchors, names), names)
+    graph = run_passes(graph, settings, observe)
     return lower(graph, around, settings, observe, anchors, (*names.values, *names.state))
 
 

@@ -18,7 +18,18 @@ from torch import fx
 
 from poptorch.errors import CompileError, explain
 from poptorch.executable import Kind, Part, part_name
-from poptorch.ir import GraphBuilder, InputSpec, OutputRole, OutputSpec, Phase, Role, StepGraph, note_of, value_of
+from poptorch.ir import (
+    GraphBuilder,
+    InputSpec,
+    OutputRole,
+    OutputSpec,
+    Phase,
+    Role,
+    StepGraph,
+    hint_of,
+    note_of,
+    value_of,
+)
 from poptorch.ir.ops import is_random, is_view, memory_owner
 
 
@@ -190,5 +201,4 @@ def _is_drawn(node: fx.Node) -> bool:
 
 def _is_checkpoint(node: fx.Node) -> bool:
     """Whether the user wants a value stored rather than recomputed."""
-    note = note_of(node)
-    return note is not None and bool(dict(getattr(note, "hints", ())).get("checkpoint"))
+    return hint_of(node, "checkpoint") is True

@@ -1,15 +1,20 @@
 """`StepGraph`: an FX graph of ATen ops and its `Signature`; building, editing, printing and verifying."""
 
 from poptorch.ir.build import GraphBuilder
-from poptorch.ir.edit import insert, insert_as
+from poptorch.ir.edit import insert, insert_as, without_identities
 from poptorch.ir.graph import (
+    SCOPE,
     Guard,
+    Hint,
+    HintValue,
     Note,
     Phase,
     StepGraph,
     annotation,
     call_graph,
     give_name,
+    give_note,
+    hint_of,
     is_update,
     note_of,
     verify,
@@ -20,8 +25,11 @@ from poptorch.ir.source import SourceLine
 from poptorch.ir.values import describe, fake_mode, update_value, value_of, with_stride
 
 __all__ = [
+    "SCOPE",
     "GraphBuilder",
     "Guard",
+    "Hint",
+    "HintValue",
     "InputSpec",
     "Note",
     "OutputRole",
@@ -37,6 +45,8 @@ __all__ = [
     "describe",
     "fake_mode",
     "give_name",
+    "give_note",
+    "hint_of",
     "insert",
     "insert_as",
     "is_update",
@@ -46,4 +56,5 @@ __all__ = [
     "value_of",
     "verify",
     "with_stride",
+    "without_identities",
 ]

@@ -1,6 +1,7 @@
 """`StepGraph`: an FX graph of ATen ops with a typed signature, that prints as a small program and can be verified.
 
-Every op node carries a `Note` in its metadata: the phase it belongs to and the line of the user's code it came from.
+Every op node carries a `Note` in its metadata: the phase it belongs to, the line of the user's code it came from, and
+the hints that users gave about it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class Phase(Enum):
     UPDATE = "update"
 
 
+HintValue = Any  # plain data: a number, a text, or tuples of them
+Hint = tuple[str, HintValue]
+SCOPE = "scope"  # the kind of hint that names a part of the program, see `names.py`
+
+
 @dataclass(frozen=True)
 class Note:
     """What we know about one op beside what it computes."""
@@ -37,7 +43,17 @@ class Note:
     line: SourceLine | None = None
     path: str = ""  # of the submodule, for example "encoder.0.fc"
     name: str = ""  # by which users ask for the value, if it is not called after its op
+    hints: tuple[Hint, ...] = ()  # what the user said about it that changes no value, each kind once
     placement: Placement | None = None  # where it runs; None as long as nobody has said so
+
+    def hint(self, kind: str) -> HintValue:
+        """What the user said of one kind, or None."""
+        return dict(self.hints).get(kind)
+
+    def with_hint(self, kind: str, value: HintValue) -> Note:
+        """The same with one hint more, in place of an earlier one of its kind; without any of that kind for None."""
+        others = tuple(hint for hint in self.hints if hint[0] != kind)
+        return replace(self, hints=others if value is None else (*others, (kind, value)))
 
 
 _NOTE = "poptorch"  # key of the Note in Node.meta["custom"], the one entry that every torch transformation keeps
@@ -57,7 +73,18 @@ def give_name(node: fx.Node, name: str) -> None:
     """Let users ask for the value of an op that has a note by a name of its own."""
     note = note_of(node)
     assert note is not None
-    node.meta["custom"] = {**node.meta["custom"], _NOTE: replace(note, name=name)}
+    give_note(node, replace(note, name=name))
+
+
+def give_note(node: fx.Node, note: Note) -> None:
+    """Replace the note of an op; other nodes that share its metadata keep theirs."""
+    node.meta = {**node.meta, "custom": {**node.meta.get("custom", {}), _NOTE: note}}
+
+
+def hint_of(node: fx.Node, kind: str) -> HintValue:
+    """What the user said of one kind about an op, or None."""
+    note = note_of(node)
+    return None if note is None else note.hint(kind)
 
 
 def annotation(note: Note) -> dict[str, Note]:
@@ -242,7 +269,7 @@ def _argument(value: object, names: dict[fx.Node, str]) -> str:
         return f"[{', '.join(_argument(item, names) for item in cast('list[object]', value))}]"
     if isinstance(value, torch.dtype):
         return tensor_type(value, ()).removesuffix("[]")
-    return str(value)
+    return repr(value) if isinstance(value, str) and "\n" in value else str(value)
 
 
 def _block(node: fx.Node) -> str:
@@ -255,6 +282,23 @@ def _origin(node: fx.Node, has_blocks: bool) -> str:
     note = note_of(node)
     if note is None:
         return ""
+    hints = "".join(f"  {_hint(*hint)}" for hint in note.hints)
     where = f"  {note.placement!s:<13}" if has_blocks and note.placement is not None else ""
     line = "" if note.line is None else f"  {note.line.short}  {note.line.text}"
-    return f"{note.phase.value:<8}{where}{line}"
+    return f"{note.phase.value:<8}{where}{hints}{line}".rstrip()
+
+
+def _hint(kind: str, value: HintValue) -> str:
+    if kind == SCOPE:
+        value = "/".join(name for _, name in value)
+    return f"[{kind}]" if value is True else f"[{kind} {_hint_value(value)}]"
+
+
+def _hint_value(value: HintValue) -> str:
+    """Pairs of a text and a value print as `text=value`."""
+    if not isinstance(value, tuple):
+        return str(value)
+    items = cast("tuple[Any, ...]", value)
+    named = all(isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) for item in items)  # pyright: ignore
+    parts = [f"{name}={_hint_value(item)}" for name, item in items] if named else map(_hint_value, items)
+    return f"({', '.join(parts)})"

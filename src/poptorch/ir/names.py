@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from poptorch.ir.graph import Phase, StepGraph, note_of
+from poptorch.ir.graph import SCOPE, Note, Phase, StepGraph, note_of
 from poptorch.ir.ops import as_op
 from poptorch.ir.signature import OutputRole, Role
 from poptorch.ir.values import value_of
@@ -52,7 +52,7 @@ def tensor_names(graph: StepGraph, *, with_paths: bool = True) -> Names:
     stems: dict[fx.Node, str] = {}
     for node in graph.ops.nodes:
         note = note_of(node)
-        if node.op != "call_function" or note is None or note.phase is Phase.UPDATE:
+        if node.op != "call_function" or note is None or note.phase is Phase.UPDATE or _is_hint(node):
             continue
         if note.name:
             values[note.name] = node
@@ -61,7 +61,7 @@ def tensor_names(graph: StepGraph, *, with_paths: bool = True) -> Names:
             values[f"{stems[node.args[0]]}:{node.args[1]}"] = node
             continue
         backward = ["Gradient"] if note.phase is Phase.BACKWARD else []
-        stem = "/".join([*(note.path.split(".") if with_paths and note.path else []), *backward, _kind(node)])
+        stem = "/".join([*_place(note, with_paths=with_paths), *backward, _kind(node)])
         counts[stem] += 1
         stems[node] = stem if counts[stem] == 1 else f"{stem}__{counts[stem] - 1}"
         if not isinstance(value_of(node), (tuple, list)):
@@ -73,6 +73,24 @@ def tensor_names(graph: StepGraph, *, with_paths: bool = True) -> Names:
         elif spec.role is OutputRole.NEW_VALUE and spec.name in registered:
             state[f"UpdatedVar___{spec.name}"] = spec.name
     return Names(values, state)
+
+
+def _place(note: Note, *, with_paths: bool) -> list[str]:
+    """The submodules around an op, and the scopes that users opened, each after as many submodules as it was in."""
+    path = note.path.split(".") if note.path else []
+    scopes: tuple[tuple[int, str], ...] = note.hint(SCOPE) or ()
+    found: list[str] = []
+    for depth in range(len(path) + 1):
+        found += [name for at, name in scopes if min(at, len(path)) == depth]
+        if with_paths:
+            found += path[depth : depth + 1]
+    return found
+
+
+def _is_hint(node: fx.Node) -> bool:
+    """Whether an op only carries what the user said about its operand."""
+    op = as_op(node.target)
+    return op is not None and op.name() == "poptorch::hint"
 
 
 def _kind(node: fx.Node) -> str:

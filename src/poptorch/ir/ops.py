@@ -28,6 +28,25 @@ def is_random(node: fx.Node) -> bool:
     return not is_attention or node.args[_DROPOUT : _DROPOUT + 1] not in ((), (0,), (0.0,))
 
 
+_ON_THE_HOST = frozenset({"poptorch::print_tensor", "poptorch::print_in_order"})  # ops that do more than compute
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether an op must run for every micro-batch in which its result is used, once and in its place."""
+    op = as_op(node.target)
+    return op is not None and op.name() in _ON_THE_HOST
+
+
+_IDENTITIES = frozenset({"aten::detach", "aten::alias", "poptorch::hint", "poptorch::nop", "poptorch::print_tensor"})
+
+
+def unchanged_from(node: fx.Node) -> fx.Node:
+    """The op that computed a value, looking through those that only pass it on."""
+    while (op := as_op(node.target)) is not None and op.name() in _IDENTITIES:
+        node = node.all_input_nodes[0]
+    return node
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether the result of an op shares memory with its first input."""
     op = as_op(node.target)

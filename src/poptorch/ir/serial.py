@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from typing import Any, cast
 
 import torch
 from torch import fx
 
-from poptorch.ir.graph import Guard, Note, Phase, StepGraph, annotation, call_graph, note_of
+from poptorch.ir.graph import Guard, HintValue, Note, Phase, StepGraph, annotation, call_graph, note_of
 from poptorch.ir.ops import as_op
 from poptorch.ir.placement import Placement
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature
@@ -50,10 +50,19 @@ def origin_data(graph: StepGraph) -> dict[str, Data]:
     """Where the ops and guards of a graph come from in the user's program."""
     notes = [note_of(node) for node in graph.ops.nodes if node.op == "call_function"]
     return {
-        "ops": [[_line_data(note.line), note.path, note.name] if note is not None else None for note in notes],
+        "ops": [None if note is None else _note_data(note) for note in notes],
         "guards": [_line_data(guard.line) for guard in graph.guards],
         "graphs": {name: origin_data(inner) for name, inner in graph.graphs.items()},
     }
+
+
+def _note_data(note: Note) -> list[Data]:
+    return [_line_data(note.line), note.path, note.name, [[kind, _plain(value)] for kind, value in note.hints]]
+
+
+def _plain(value: HintValue) -> Data:
+    """The value of a hint with lists in place of tuples."""
+    return [_plain(item) for item in cast("tuple[HintValue, ...]", value)] if isinstance(value, tuple) else value
 
 
 def _input_data(spec: InputSpec) -> list[Data]:
@@ -169,9 +178,8 @@ def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapp
         node = graph.call_function(_target(name), tuple(_argument(args, nodes)), named)
         node.meta = {"val": _value(value)}
         if phase is not None:
-            line, path, own_name = place
             placement = None if placed is None else _placement(*placed)
-            node.meta["custom"] = annotation(Note(Phase(phase), _line(line), str(path), str(own_name), placement))
+            node.meta["custom"] = annotation(replace(_note(Phase(phase), *place), placement=placement))
         nodes.append(node)
     outputs = tuple(_output(item[:-1]) for item in data["outputs"])
     results: list[int] = [item[-1] for item in data["outputs"]]
@@ -188,6 +196,14 @@ def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapp
 
 def _placement(block: str, stage: int, phase: int, ipu: int, section: int) -> Placement:
     return Placement(str(block), int(stage), int(phase), int(ipu), int(section))
+
+
+def _note(phase: Phase, line: Data, path: str, name: str, hints: Sequence[tuple[str, Data]]) -> Note:
+    return Note(phase, _line(line), str(path), str(name), tuple((str(kind), _frozen(value)) for kind, value in hints))
+
+
+def _frozen(data: Data) -> HintValue:
+    return tuple(_frozen(item) for item in cast("list[Data]", data)) if isinstance(data, list) else data
 
 
 def _input(data: list[Data]) -> InputSpec:

@@ -51,6 +51,7 @@ class PlacementSettings:
     rounds_up: bool  # the number of IPUs, to a power of two
     broadcasts_buffers: bool
     runs_stages: bool  # each by itself, as the schedule says, instead of the whole step at once
+    io_tiles: int = 0  # of each IPU, for transfers only
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
             rounds_up=options.auto_round_num_ipus,
             broadcasts_buffers=options.broadcast_buffers,
             runs_stages=options.run_stages,
+            io_tiles=_if_set(options.TensorLocations, "numIOTiles") or 0,
         ),
         processes=ProcessSettings(processes.processId, processes.numProcesses),
         files=FileSettings(cache=popart.get("cachePath") if popart.get("enableEngineCaching") else None),

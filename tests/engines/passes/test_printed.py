@@ -62,7 +62,14 @@ def image() -> torch.Tensor:
     return torch.ones(1, 2, 4, 4)
 
 
+def in_pieces(x: torch.Tensor) -> torch.Tensor:
+    return poptorch.serializedMatMul(x, x, poptorch.MatMulSerializationMode.OutputChannels, 2)
+
+
 PROGRAMS = {
+    "remove_nops": lambda: infer(Apply(lambda x: (poptorch.nop(x), poptorch.nop(x + 1))), torch.ones(2)),
+    "order_prints": lambda: infer(Apply(lambda x: [poptorch.ipu_print_tensor(x, t) for t in "ab"]), torch.ones(2)),
+    "write_out_products": lambda: infer(Apply(in_pieces), torch.ones(2, 2)),
     "write_out_alpha": lambda: infer(Apply(lambda x: torch.add(x, x, alpha=2.0)), torch.ones(2)),
     "pool_before_relu": lambda: train(WithLoss(nn.Conv2d(2, 2, 1, bias=False), nn.ReLU(), nn.MaxPool2d(2)), image()),
     "separate_bias_gradients": lambda: train(WithLoss(nn.Conv2d(2, 2, 1)), image()),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from poptorch.compiler.passes.canonicalize import canonicalize
 from poptorch.compiler.passes.dead import remove_dead_ops
 from poptorch.compiler.passes.fold_norm import fold_batch_norm
+from poptorch.compiler.passes.hints import settle_hints
 from poptorch.compiler.passes.pieces import join_pieces
 from poptorch.compiler.passes.place import place_ops
 from poptorch.ir import StepGraph, verify
@@ -16,6 +17,7 @@ Pass = Callable[[StepGraph, Settings], StepGraph]
 Observer = Callable[[str, StepGraph], None]
 
 PASSES: tuple[Pass, ...] = (
+    settle_hints,
     canonicalize,
     place_ops,
     fold_batch_norm,

@@ -8,14 +8,20 @@ from poptorch.engines.passes.channels_last import use_channels_last
 from poptorch.engines.passes.convolution import separate_bias_gradients
 from poptorch.engines.passes.cross_entropy import join_cross_entropies
 from poptorch.engines.passes.draw_ahead import draw_ahead
+from poptorch.engines.passes.nops import remove_nops
 from poptorch.engines.passes.outline import outline_updates
 from poptorch.engines.passes.packed_weights import pack_weights
 from poptorch.engines.passes.pooling import pool_before_relu
 from poptorch.engines.passes.prepare import prepare_weights
+from poptorch.engines.passes.print_order import order_prints
 from poptorch.engines.passes.scatter import scatter_row_gradients
+from poptorch.engines.passes.serialized import write_out_products
 from poptorch.engines.passes.widen import widen_products
 
 NATIVE: tuple[HostPass, ...] = (
+    remove_nops,
+    order_prints,
+    write_out_products,
     write_out_alpha,
     pool_before_relu,
     separate_bias_gradients,
