@@ -3,7 +3,18 @@
 from poptorch import _logging, autocasting, faults, late_imports, optim, profiling
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
-from poptorch.annotations import Attribute, autocast, identity_loss, isRunningOnIpu
+from poptorch.annotations import (
+    CPU,
+    Attribute,
+    autocast,
+    ctc_beam_search_decoder,
+    custom_op,
+    fps,
+    identity_loss,
+    isRunningOnIpu,
+    nearest,
+    registerCustomOp,
+)
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import (
     AnchorMode,
@@ -57,6 +68,7 @@ __all__ = [
     "AsynchronousDataAccessor",
     "Attribute",
     "AutoStage",
+    "CPU",
     "CommGroupType",
     "ConfigFileError",
     "ConnectionType",
@@ -89,6 +101,9 @@ __all__ = [
     "autocast",
     "autocasting",
     "createPoptorchError",
+    "ctc_beam_search_decoder",
+    "custom_op",
+    "fps",
     "identity_loss",
     "inferenceModel",
     "ipuHardwareIsAvailable",
@@ -96,10 +111,12 @@ __all__ = [
     "isRunningOnIpu",
     "logger",
     "module_repr",
+    "nearest",
     "optim",
     "print",
     "profiling",
     "registerCustomArgParser",
+    "registerCustomOp",
     "registerGeometricCustomArgParsers",
     "registerPostCompileHook",
     "registerPreCompileHook",

@@ -28,7 +28,7 @@ from poptorch.ir import (
     note_of,
     value_of,
 )
-from poptorch.ir.ops import ancestors, is_random
+from poptorch.ir.ops import ancestors, is_random, takes_turns
 from poptorch.ir.python import as_function
 from poptorch.ir.ranges import WITHIN, Range
 from poptorch.ir.source import SourceLine
@@ -88,7 +88,7 @@ class _Bounds:
         line = None if note is None else note.line
         needed = {n for n in ancestors([index]) if n.target is not WITHIN}
         sources = [self._specs[n] for n in needed if n.op == "placeholder"]
-        is_given = all(map(self._is_given, sources)) and not any(map(is_random, needed))
+        is_given = all(map(self._is_given, sources)) and not any(is_random(n) or takes_turns(n) for n in needed)
         if is_given and not sources:
             self._check_now(index, allowed, line)
         elif is_given and len(needed) <= _LONGEST_COMPUTATION:

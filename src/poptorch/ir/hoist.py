@@ -13,7 +13,7 @@ from torch import fx
 
 from poptorch.ir.build import GraphBuilder
 from poptorch.ir.graph import Note, Phase, StepGraph, note_of
-from poptorch.ir.ops import ancestors, is_random, is_view, memory_owner
+from poptorch.ir.ops import ancestors, is_random, is_view, memory_owner, takes_turns
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role
 from poptorch.ir.values import value_of
 
@@ -38,7 +38,8 @@ def _weight_only(graph: StepGraph, fixed: set[fx.Node]) -> set[fx.Node]:
     known = set(fixed)
     for node in graph.ops.nodes:
         inputs = node.all_input_nodes
-        if node.op == "call_function" and inputs and not is_random(node) and known.issuperset(inputs):
+        is_fixed = node.op == "call_function" and not is_random(node) and not takes_turns(node)
+        if is_fixed and inputs and known.issuperset(inputs):
             known.add(node)
     return known - fixed
 

@@ -28,6 +28,18 @@ def is_random(node: fx.Node) -> bool:
     return not is_attention or node.args[_DROPOUT : _DROPOUT + 1] not in ((), (0,), (0.0,))
 
 
+def takes_turns(node: fx.Node) -> bool:
+    """Whether an op calls a function of the user's, which may do more than compute: it runs when the program says so.
+
+    The last argument of such an op, `after`, holds the last result of each op that has to run before it.
+    """
+    op = as_op(node.target)
+    if op is None or op.namespace != "poptorch":
+        return False
+    arguments = op._schema.arguments  # pyright: ignore[reportPrivateUsage]
+    return bool(arguments) and arguments[-1].name == "after"
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether the result of an op shares memory with its first input."""
     op = as_op(node.target)
@@ -55,5 +67,5 @@ def ancestors(nodes: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> set[f
 
 
 def depends_on_inputs(node: fx.Node) -> bool:
-    """Whether a node's value can differ from run to run: it uses an input of the graph or a random number."""
-    return any(node.op == "placeholder" or is_random(node) for node in ancestors([node]))
+    """Whether a node's value can differ from run to run: it uses an input of the graph, a random number or the host."""
+    return any(node.op == "placeholder" or is_random(node) or takes_turns(node) for node in ancestors([node]))

@@ -13,6 +13,7 @@ from poptorch.engines.passes.packed_weights import pack_weights
 from poptorch.engines.passes.pooling import pool_before_relu
 from poptorch.engines.passes.prepare import prepare_weights
 from poptorch.engines.passes.scatter import scatter_row_gradients
+from poptorch.engines.passes.turns import take_turns
 from poptorch.engines.passes.widen import widen_products
 
 NATIVE: tuple[HostPass, ...] = (
@@ -25,6 +26,7 @@ NATIVE: tuple[HostPass, ...] = (
     join_cross_entropies,
     add_biases_last,
     draw_ahead,
+    take_turns,
     use_channels_last,
     pack_weights,
     prepare_weights,
