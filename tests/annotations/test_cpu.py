@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 
 import poptorch
 from poptorch.errors import EngineError
+from poptorch.ir.python import as_function
+from poptorch.ir.serial import graph_data, graph_from, origin_data
 
 
 class Calls(nn.Module):
@@ -209,3 +212,48 @@ def test_a_function_that_takes_only_weights_runs_in_every_call():
     run.compile(torch.zeros(1))
     first = run(torch.zeros(1))
     assert run(torch.zeros(1)).item() == first.item() + 1
+
+
+@pytest.mark.inductor
+def test_python_may_read_what_the_function_returned(engine):
+    def forward(self, x):
+        y = self.double(x)
+        return y + 1 if y.sum() > 0 else y - 1
+
+    run = infer(Calls(forward, double=lambda x: x * 2), engine)
+    assert run(torch.ones(2)).tolist() == [3, 3]
+    with pytest.raises(poptorch.Error, match="contradicts"):
+        run(-torch.ones(2))
+
+
+def test_a_program_that_calls_functions_can_be_written_and_read():
+    model = Calls(lambda self, x: self.quoted(x) + 1, **{"quoted": lambda x: x * 2})
+    model.quoted = poptorch.CPU(model.quoted.layer_to_call, 'it\'s a "name" \\ %27')
+    run = infer(model)
+    assert run(torch.ones(2)).tolist() == [3, 3]
+    graph = run._executable.step.graph
+    read = graph_from(json.loads(json.dumps(graph_data(graph))), origin_data(graph), {})
+    (result,) = as_function(read.ops)(torch.ones(2))
+    assert result.tolist() == [3, 3]
+
+
+def test_indices_that_the_host_computes_are_checked_without_calling_it_again():
+    calls = []
+
+    def choose(x):
+        calls.append(x)
+        return x.long()
+
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.choose, self.table = poptorch.CPU(choose, "rows"), nn.Parameter(torch.arange(4.0))
+
+        def forward(self, x):
+            return self.table[self.choose(x)]
+
+    run = infer(Rows())
+    assert run(torch.tensor([3.0, 1.0])).tolist() == [3, 1]
+    assert len(calls) == 2
+    with pytest.raises(IndexError, match="4"):
+        run(torch.tensor([4.0, 1.0]))

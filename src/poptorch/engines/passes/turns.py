@@ -1,8 +1,8 @@
 """Keep the order in which a program calls functions of the user's.
 
 In:    a StepGraph.
-Out:   the same graph in which each such call takes a result of the one before: Inductor runs ops that do not depend on
-       each other in any order.
+Out:   the same graph in which each such call takes a result of the one before: Inductor may run ops that do not depend
+       on each other in any order.
 Keeps: every value, the signature.
 """
 
