@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import poptorch
 
@@ -135,6 +136,22 @@ def test_a_step_equals_that_of_pytorch(engine, name):
         optimizer.step()
         expected += [loss.detach() for loss in found]
     torch.testing.assert_close(losses.sort().values, torch.stack(expected).sort().values)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize("name", ["Cube", "NumpyCube", "TracedCubeWithBackward"])
+def test_activation_checkpointing_computes_the_op_again(name):
+    class Checkpointed(Trained):
+        def forward(self, x, label):
+            return checkpoint(super().forward, x, label, use_reentrant=False)
+
+    torch.manual_seed(0)
+    model = Checkpointed(name)
+    plain = copy.deepcopy(model)
+    x, label = torch.randn(4, 6), torch.randint(6, (4,))
+    poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))(x, label)
+    plain(x, label)[1].backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
     torch.testing.assert_close(model.state_dict(), plain.state_dict())
 
 

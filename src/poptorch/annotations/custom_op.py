@@ -216,7 +216,8 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        inputs, outputs = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # read once: activation checkpointing gives them out no second time
+        inputs, outputs = saved[: ctx.count], saved[ctx.count :]
         given = [torch.zeros_like(y) if g is None else g for g, y in zip(gradients, outputs, strict=True)]
         wanted = [index for index, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
         found = dict(zip(wanted, ctx.op.gradients(given, inputs, outputs, wanted), strict=True))
