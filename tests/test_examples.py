@@ -12,6 +12,7 @@ import importlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -104,3 +105,19 @@ def test_demo_learns_the_digits():
     assert float(accuracy[1]) > 97
     assert len(re.findall(r"^ +\d+ .*img/s", ran.stdout, re.MULTILINE)) == 4
     assert re.search(r"[\d.]+ times eager PyTorch", ran.stdout)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)  # most of it is the C++ compiler's
+@pytest.mark.skipif(shutil.which("g++") is None, reason="builds a C++ library")
+def test_a_custom_op_in_cpp_trains_and_runs_on_both_engines(tmp_path):
+    folder = ROOT / "examples" / "custom_op"
+    built = subprocess.run([sys.executable, folder / "build.py", tmp_path], capture_output=True, text=True, check=True)
+    library = built.stdout.split()[-1]
+    for engine in ("eager", "inductor"):
+        command = [sys.executable, folder / "train.py", "--engine", engine, "--library", library]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+        losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", ran.stdout)]
+        assert len(losses) == 3
+        assert losses[0] > 4 > 2 > losses[1] > losses[2]
+        assert "class 42" in ran.stdout

@@ -32,8 +32,11 @@ def restore_level():
         ("ERR", logging.ERROR),
         ("OFF", logging.CRITICAL),
         (0, logging.DEBUG),
+        (1, logging.DEBUG),
         (2, logging.INFO),
+        (3, logging.WARNING),
         ("3", logging.WARNING),
+        (4, logging.ERROR),
         (6, logging.CRITICAL),
     ],
 )

@@ -139,6 +139,10 @@ class ArgumentError(Error):
     """A call does not match the one that the model was compiled for."""
 
 
+class ArgumentValueError(Error, ValueError):
+    """An argument of a function to call inside `forward` has a value that it cannot have."""
+
+
 class ArgumentBindingError(Error, AssertionError):
     """The arguments of a call do not fit the signature of the model's forward."""
 
@@ -157,6 +161,10 @@ class FloatError(Error, FloatingPointError):
 
 class IndexRangeError(Error, IndexError):
     """An integer of a batch indexes something that does not exist."""
+
+
+class AttributeValueError(Error, ValueError):
+    """An attribute of a custom op has a name or a value that it cannot have."""
 
 
 class OptimizerError(Error, AssertionError):

@@ -2,7 +2,10 @@
 
 from poptorch.annotations.autocast import autocast
 from poptorch.annotations.blocks import IPU, BeginBlock, Block, BlockFunction, removeBlocks
+from poptorch.annotations.cpu import CPU
+from poptorch.annotations.custom_op import custom_op, registerCustomOp
 from poptorch.annotations.debugging import ipu_print_tensor, nop
+from poptorch.annotations.decoding import ctc_beam_search_decoder
 from poptorch.annotations.losses import identity_loss
 from poptorch.annotations.memory import (
     recomputationCheckpoint,
@@ -12,6 +15,7 @@ from poptorch.annotations.memory import (
     set_overlap_for_output,
 )
 from poptorch.annotations.multi_conv import MultiConv
+from poptorch.annotations.points import fps, nearest
 from poptorch.annotations.scopes import Attribute, NameScope
 from poptorch.annotations.where import isRunningOnIpu
 
@@ -20,16 +24,22 @@ __all__ = [
     "BeginBlock",
     "Block",
     "BlockFunction",
+    "CPU",
     "IPU",
-    "autocast",
-    "identity_loss",
-    "isRunningOnIpu",
-    "removeBlocks",
     "MultiConv",
     "NameScope",
+    "autocast",
+    "ctc_beam_search_decoder",
+    "custom_op",
+    "fps",
+    "identity_loss",
     "ipu_print_tensor",
+    "isRunningOnIpu",
+    "nearest",
     "nop",
     "recomputationCheckpoint",
+    "registerCustomOp",
+    "removeBlocks",
     "serializedMatMul",
     "set_available_memory",
     "set_overlap_for_input",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
 
 from poptorch.ir import Hint
 from poptorch.ops.printing import silent
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from poptorch.capture.losses import LossMarks
     from poptorch.capture.placer import Placer
 
+T = TypeVar("T")
 _ON_DEVICE: ContextVar[bool] = ContextVar("poptorch_on_device", default=False)
 _AUTOCAST: ContextVar[bool] = ContextVar("poptorch_autocast", default=False)
 _MARKS: ContextVar[LossMarks | None] = ContextVar("poptorch_capture", default=None)
@@ -22,6 +25,8 @@ _PLACER: ContextVar[Placer | None] = ContextVar("poptorch_placer", default=None)
 _NUMBERS: ContextVar[Iterator[int] | None] = ContextVar("poptorch_numbers", default=None)
 _HINTS: ContextVar[tuple[Hint, ...]] = ContextVar("poptorch_hints", default=())
 _PATHS: ContextVar[Sequence[str]] = ContextVar("poptorch_paths", default=("",))
+_TRAINING: ContextVar[bool] = ContextVar("poptorch_training", default=False)
+_OWN_STATE: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("poptorch_state", default=nullcontext)
 
 
 def is_capturing() -> bool:
@@ -37,6 +42,11 @@ def current_marks() -> LossMarks | None:
 def current_placer() -> Placer | None:
     """What knows the blocks of the capture that is going on."""
     return _PLACER.get()
+
+
+def is_capturing_training() -> bool:
+    """Whether a training model is being captured."""
+    return _TRAINING.get()
 
 
 def is_autocasting() -> bool:
@@ -93,25 +103,56 @@ def following_paths(paths: Sequence[str]) -> Iterator[None]:
 @contextmanager
 def on_device() -> Iterator[None]:
     """Everything inside counts as running on the device, although no capture need be going on yet."""
-    token = _ON_DEVICE.set(True)
-    try:
+    with _set(_ON_DEVICE, True):
         yield
-    finally:
-        _ON_DEVICE.reset(token)
 
 
 @contextmanager
-def capturing(marks: LossMarks, placer: Placer) -> Iterator[None]:
-    """Everything inside belongs to one capture."""
-    tokens = (
-        (_MARKS, _MARKS.set(marks)),
-        (_PLACER, _PLACER.set(placer)),
-        (_NUMBERS, _NUMBERS.set(count())),
-        (_HINTS, _HINTS.set(())),
-    )
+def capturing(
+    marks: LossMarks,
+    placer: Placer,
+    *,
+    training: bool = False,
+    own_state: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[None]:
+    """Everything inside belongs to one capture; in a context of `own_state`, the module has its own tensors."""
+    with (
+        _set(_MARKS, marks),
+        _set(_PLACER, placer),
+        _set(_NUMBERS, count()),
+        _set(_HINTS, ()),
+        _set(_TRAINING, training),
+        _set(_OWN_STATE, own_state),
+        on_device(),
+        silent(),
+    ):
+        yield
+
+
+@contextmanager
+def off_device() -> Iterator[None]:
+    """Everything inside runs on the host, with real tensors, as if no capture were going on."""
+    from poptorch.capture.private import disable_current_modes, disable_torch_function  # only known while tracing
+
+    with (
+        _OWN_STATE.get()(),
+        _set(_ON_DEVICE, False),
+        _set(_MARKS, None),
+        _set(_PLACER, None),
+        _set(_TRAINING, False),
+        _set(_AUTOCAST, False),
+        _set(_OWN_STATE, nullcontext),
+        disable_current_modes(),
+        disable_torch_function(),
+        torch.no_grad(),
+    ):
+        yield
+
+
+@contextmanager
+def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
     try:
-        with on_device(), silent():
-            yield
+        yield
     finally:
-        for variable, token in tokens:
-            variable.reset(token)  # pyright: ignore[reportArgumentType]
+        variable.reset(token)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -67,11 +68,8 @@ def run_with_stand_ins(module: nn.Module, replacements: Mapping[int, torch.Tenso
     originals = list(places(module))
 
     def run() -> T:
-        for place, tensor in originals:
-            _put(place, replacements[id(tensor)], place.owner in scripted)
-        for owner in submodules:  # recurrent layers keep a second list of their weights
-            if isinstance(owner, nn.RNNBase) and owner not in scripted:
-                owner.__dict__["_flat_weights"] = [getattr(owner, name, None) for name in owner._flat_weights_names]
+        _put_all([(place, replacements[id(tensor)]) for place, tensor in originals])
+        for owner in submodules:
             if isinstance(owner, nn.modules.batchnorm._BatchNorm) and owner.momentum is None:
                 owner.__dict__["momentum"] = CumulativeMomentum.of(owner)
             if has_adaptive_loss(owner) and "forward" not in owner.__dict__:
@@ -93,6 +91,27 @@ def run_with_stand_ins(module: nn.Module, replacements: Mapping[int, torch.Tenso
             _restore(box, saved)
 
     return run_and_undo(run, undo)
+
+
+@contextmanager
+def with_own_state(originals: Sequence[tuple[Place, torch.Tensor]]) -> Iterator[None]:
+    """Inside, a module that has stand-ins has its own tensors again, for functions that run on the host."""
+    plain = [pair for pair in originals if not isinstance(pair[0].owner, torch.jit.ScriptModule)]
+    present = [(place, tensor) for place, tensor in plain if place.attribute in place.table]
+    stand_ins = [(place, place.table[place.attribute]) for place, _ in present]
+    try:
+        _put_all(present)
+        yield
+    finally:
+        _put_all(stand_ins)
+
+
+def _put_all(tensors: Sequence[tuple[Place, torch.Tensor]]) -> None:
+    for place, tensor in tensors:
+        _put(place, tensor, isinstance(place.owner, torch.jit.ScriptModule))
+    for owner in {place.owner for place, _ in tensors}:  # recurrent layers keep a second list of their weights
+        if isinstance(owner, nn.RNNBase) and not isinstance(owner, torch.jit.ScriptModule):
+            owner.__dict__["_flat_weights"] = [getattr(owner, name, None) for name in owner._flat_weights_names]
 
 
 def _reachable(submodules: Sequence[nn.Module]) -> list[Any]:

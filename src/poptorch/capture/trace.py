@@ -43,7 +43,7 @@ from poptorch.capture.proxies import node_of
 from poptorch.capture.recorder import Recorder, ValuesNeeded
 from poptorch.capture.residents import Residents
 from poptorch.capture.source import current_user_line, raised_by_tracer, raised_by_user, raising_user_line
-from poptorch.capture.stand_ins import named_state, places, read_back, run_with_stand_ins
+from poptorch.capture.stand_ins import named_state, places, read_back, run_with_stand_ins, with_own_state
 from poptorch.capture.statistics import widened
 from poptorch.capture.views import at_start, overlap
 from poptorch.capture.watch import Watch
@@ -180,13 +180,17 @@ class _Trace:
             for name, tensor in (*self.parameters.items(), *self.buffers.items()):
                 self.residents.add(name, tensor, passed[name])
 
+            originals = list(places(self.module))
+
             def changes() -> dict[str, torch.Tensor]:
                 now = {**self._registered(passed), **{name: passed[name] for name in self.call.names}}
                 changed = {name: tensor for name, tensor in now.items() if _origin(tensor) is not before[name]}
                 return {name: _detached(tensor).to(watched[name].dtype) for name, tensor in changed.items()}
 
             def run() -> list[torch.Tensor]:
-                with capturing(self.marks, self.placer), as_if_compiling():
+                own_state = partial(with_own_state, originals)
+                surroundings = capturing(self.marks, self.placer, training=self.training, own_state=own_state)
+                with surroundings, as_if_compiling():
                     outputs = self._user_outputs(self._forward([passed[name] for name in self.call.names]))
                     leaves_by_name = dict(zip(self.parameters, leaves, strict=True))
                     gradients = self._gradients(leaves_by_name, [*outputs, *changes().values()], scales)
@@ -409,7 +413,7 @@ def _finish(
     source.eliminate_dead_code()
     results: list[fx.Node] = list(source.output_node().args[0])  # pyright: ignore
     placeholders = [node for node in source.nodes if node.op == "placeholder"]
-    written = {spec.name for spec in outputs if spec.role is OutputRole.NEW_VALUE}
+    written = {spec.name for spec in outputs if spec.role in (OutputRole.NEW_VALUE, OutputRole.GRADIENT)}
     builder = GraphBuilder()
     for spec, node in zip(specs, placeholders, strict=True):
         if node.users or spec.role is Role.USER_INPUT or spec.name in written:

@@ -28,13 +28,25 @@ def is_random(node: fx.Node) -> bool:
     return not is_attention or node.args[_DROPOUT : _DROPOUT + 1] not in ((), (0,), (0.0,))
 
 
-_ON_THE_HOST = frozenset({"poptorch::print_tensor", "poptorch::print_in_order"})  # ops that do more than compute
+def takes_turns(node: fx.Node) -> bool:
+    """Whether an op calls a function of the user's, which may do more than compute: it runs when the program says so.
+
+    The last argument of such an op, `after`, holds the last result of each op that has to run before it.
+    """
+    op = as_op(node.target)
+    if op is None or op.namespace != "poptorch":
+        return False
+    arguments = op._schema.arguments  # pyright: ignore[reportPrivateUsage]
+    return bool(arguments) and arguments[-1].name == "after"
+
+
+_PRINTS = frozenset({"poptorch::print_tensor", "poptorch::print_in_order"})
 
 
 def has_effect(node: fx.Node) -> bool:
     """Whether an op must run for every micro-batch in which its result is used, once and in its place."""
     op = as_op(node.target)
-    return op is not None and op.name() in _ON_THE_HOST
+    return op is not None and (op.name() in _PRINTS or takes_turns(node))
 
 
 _IDENTITIES = frozenset({"aten::detach", "aten::alias", "poptorch::hint", "poptorch::nop", "poptorch::print_tensor"})
@@ -74,5 +86,5 @@ def ancestors(nodes: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> set[f
 
 
 def depends_on_inputs(node: fx.Node) -> bool:
-    """Whether a node's value can differ from run to run: it uses an input of the graph or a random number."""
-    return any(node.op == "placeholder" or is_random(node) for node in ancestors([node]))
+    """Whether a node's value can differ from run to run: it uses an input of the graph, a random number or the host."""
+    return any(node.op == "placeholder" or is_random(node) or takes_turns(node) for node in ancestors([node]))

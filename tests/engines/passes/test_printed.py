@@ -19,6 +19,7 @@ from poptorch.engines.passes.native import NATIVE
 from poptorch.executable import Program
 from poptorch.ir import StepGraph
 
+HOST = poptorch.CPU(torch.abs, "abs")
 PASSES = {apply.__name__: apply for apply in (*EAGER, *NATIVE)}
 
 
@@ -79,6 +80,7 @@ PROGRAMS = {
     "join_cross_entropies": lambda: train(Scores(), torch.ones(64, 512), torch.zeros(64, dtype=torch.int64)),
     "add_biases_last": lambda: infer(nn.Sequential(nn.Linear(3, 2), nn.Tanh()), torch.ones(1, 3)),
     "draw_ahead": lambda: infer(nn.Dropout(0.5), torch.ones(3)),
+    "take_turns": lambda: infer(Apply(lambda x: HOST(x) + HOST(x)), torch.ones(2)),
     "use_channels_last": lambda: infer(nn.Conv2d(2, 2, 2), image()),
     "pack_weights": lambda: infer(nn.Conv2d(2, 2, 2), image()),
     "prepare_weights": lambda: infer(nn.Linear(3, 2).half(), torch.ones(1, 3).half()),

@@ -16,6 +16,7 @@ from poptorch.engines.passes.prepare import prepare_weights
 from poptorch.engines.passes.print_order import order_prints
 from poptorch.engines.passes.scatter import scatter_row_gradients
 from poptorch.engines.passes.serialized import write_out_products
+from poptorch.engines.passes.turns import take_turns
 from poptorch.engines.passes.widen import widen_products
 
 NATIVE: tuple[HostPass, ...] = (
@@ -31,6 +32,7 @@ NATIVE: tuple[HostPass, ...] = (
     join_cross_entropies,
     add_biases_last,
     draw_ahead,
+    take_turns,
     use_channels_last,
     pack_weights,
     prepare_weights,
