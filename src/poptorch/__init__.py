@@ -3,7 +3,7 @@
 from poptorch import _logging, autocasting, faults, late_imports, optim, profiling
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
-from poptorch.annotations import Attribute, autocast, identity_loss, isRunningOnIpu
+from poptorch.annotations import Attribute, autocast, cond, for_loop, identity_loss, isRunningOnIpu
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import (
     AnchorMode,
@@ -88,7 +88,9 @@ __all__ = [
     "VariableRetrievalMode",
     "autocast",
     "autocasting",
+    "cond",
     "createPoptorchError",
+    "for_loop",
     "identity_loss",
     "inferenceModel",
     "ipuHardwareIsAvailable",

@@ -2,7 +2,8 @@
 
 from poptorch.annotations.attribute import Attribute
 from poptorch.annotations.autocast import autocast
+from poptorch.annotations.control import cond, for_loop
 from poptorch.annotations.losses import identity_loss
 from poptorch.annotations.where import isRunningOnIpu
 
-__all__ = ["Attribute", "autocast", "identity_loss", "isRunningOnIpu"]
+__all__ = ["Attribute", "autocast", "cond", "for_loop", "identity_loss", "isRunningOnIpu"]

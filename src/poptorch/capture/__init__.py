@@ -5,7 +5,14 @@ here but where a model is compiled: `poptorch.capture.record`. Worker processes 
 """
 
 from poptorch.capture.call import Call, Captured
-from poptorch.capture.context import current_marks, is_capturing, leave_autocast, on_device, start_autocast
+from poptorch.capture.context import (
+    current_marks,
+    is_capturing,
+    is_capturing_training,
+    leave_autocast,
+    on_device,
+    start_autocast,
+)
 from poptorch.capture.trained import LOSS_SCALING, SCALE_FACTOR, Holder, TrainedGroup, holders_of
 
 __all__ = [
@@ -18,6 +25,7 @@ __all__ = [
     "current_marks",
     "holders_of",
     "is_capturing",
+    "is_capturing_training",
     "leave_autocast",
     "on_device",
     "start_autocast",

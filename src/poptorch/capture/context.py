@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _ON_DEVICE: ContextVar[bool] = ContextVar("poptorch_on_device", default=False)
 _AUTOCAST: ContextVar[bool] = ContextVar("poptorch_autocast", default=False)
+_TRAINING: ContextVar[bool] = ContextVar("poptorch_training", default=False)
 _MARKS: ContextVar[LossMarks | None] = ContextVar("poptorch_capture", default=None)
 
 
@@ -23,6 +24,11 @@ def is_capturing() -> bool:
 def current_marks() -> LossMarks | None:
     """The losses marked so far by the capture that is going on."""
     return _MARKS.get()
+
+
+def is_capturing_training() -> bool:
+    """Whether a training model is being captured right now in this thread."""
+    return _TRAINING.get()
 
 
 def is_autocasting() -> bool:
@@ -51,11 +57,12 @@ def on_device() -> Iterator[None]:
 
 
 @contextmanager
-def capturing(marks: LossMarks) -> Iterator[None]:
+def capturing(marks: LossMarks, *, is_training: bool = False) -> Iterator[None]:
     """Everything inside belongs to one capture."""
-    token = _MARKS.set(marks)
+    token, training = _MARKS.set(marks), _TRAINING.set(is_training)
     try:
         with on_device():
             yield
     finally:
         _MARKS.reset(token)
+        _TRAINING.reset(training)

@@ -154,7 +154,7 @@ class _Trace:
                 return {name: _detached(tensor).to(watched[name].dtype) for name, tensor in changed.items()}
 
             def run() -> list[torch.Tensor]:
-                with capturing(self.marks), as_if_compiling():
+                with capturing(self.marks, is_training=self.training), as_if_compiling():
                     outputs = self._user_outputs(self._forward([passed[name] for name in self.call.names]))
                     leaves_by_name = dict(zip(self.parameters, leaves, strict=True))
                     gradients = self._gradients(leaves_by_name, [*outputs, *changes().values()], scales)
@@ -386,7 +386,7 @@ def _finish(
     builder.copy(source.nodes)
     for spec, node in zip(outputs, results, strict=True):
         builder.output(spec, builder.copies[node])
-    return builder.build("step", guards=guards, constants=values)
+    return builder.build("step", guards=guards, constants=values, graphs=recorder.graphs)
 
 
 _TRACING_WORDS = (

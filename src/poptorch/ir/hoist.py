@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from poptorch.ir.build import GraphBuilder
+from poptorch.ir.control import is_control
 from poptorch.ir.graph import Note, Phase, StepGraph, note_of
 from poptorch.ir.ops import ancestors, is_random, is_view, memory_owner
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role
@@ -38,7 +39,8 @@ def _weight_only(graph: StepGraph, fixed: set[fx.Node]) -> set[fx.Node]:
     known = set(fixed)
     for node in graph.ops.nodes:
         inputs = node.all_input_nodes
-        if node.op == "call_function" and inputs and not is_random(node) and known.issuperset(inputs):
+        is_computed = node.op == "call_function" and not is_random(node) and not is_control(node)
+        if is_computed and inputs and known.issuperset(inputs):
             known.add(node)
     return known - fixed
 
