@@ -3,7 +3,16 @@
 from poptorch import _logging, autocasting, faults, late_imports, optim, profiling
 from poptorch._logging import logger, setLogLevel
 from poptorch._version import __version__
-from poptorch.annotations import Attribute, autocast, cond, for_loop, identity_loss, isRunningOnIpu
+from poptorch.annotations import (
+    Attribute,
+    autocast,
+    cond,
+    dynamic_slice,
+    dynamic_update,
+    for_loop,
+    identity_loss,
+    isRunningOnIpu,
+)
 from poptorch.data import AsynchronousDataAccessor, DataLoader
 from poptorch.enums import (
     AnchorMode,
@@ -90,6 +99,8 @@ __all__ = [
     "autocasting",
     "cond",
     "createPoptorchError",
+    "dynamic_slice",
+    "dynamic_update",
     "for_loop",
     "identity_loss",
     "inferenceModel",
