@@ -392,34 +392,6 @@ def test_an_index_out_of_range_counts_in_the_chosen_branch_only():
         model(torch.tensor([True]), torch.tensor([5]))
 
 
-def test_a_thousand_iterations_are_one_body(golden):
-    def forward(model, x):
-        return poptorch.for_loop(1000, lambda x: torch.tanh(model.linear(x)), [x])
-
-    assert graph_of(forward, torch.ones(1, 4)).graphs["loop0"].count_ops() < 10
-    golden.check(str(graph_of(forward, torch.ones(1, 4))), "printed_loop")
-
-
-def test_a_branch_prints_with_both_bodies(golden):
-    def forward(model, x):
-        return poptorch.cond(x.sum() > 0, lambda x: x + 1, [x], lambda: x * 2, [])
-
-    golden.check(str(graph_of(forward, torch.ones(1, 4))), "printed_branch")
-
-
-def graph_of(function, *inputs):
-    """The captured program of a model."""
-    from poptorch.capture import Call
-    from poptorch.capture.trace import trace_step
-    from poptorch.options import resolve
-    from poptorch.structure import flatten
-
-    arguments, tensors = flatten(inputs)
-    names = tuple(f"x{index}" for index in range(len(tensors)))
-    call = Call(arguments, flatten({})[0], names, tuple(tensors))
-    return trace_step(Model(function).eval(), call, resolve(poptorch.Options(), training=False)).graph
-
-
 def test_a_loop_runs_in_every_micro_batch():
     options = poptorch.Options().deviceIterations(2)
     model = compiled(lambda m, x, y: poptorch.for_loop(10, lambda x: x + y, [x]), options=options)

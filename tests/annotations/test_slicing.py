@@ -100,15 +100,12 @@ def test_a_slice_is_differentiated():
     assert model.weight.tolist() == [1, 1, 1, 0, 0, 0, 0, 1]
 
 
-@pytest.mark.inductor
 @pytest.mark.parametrize(
     ("shape", "dim", "size"),
     [((8,), 0, 1), ((8,), 0, 4), ((3,), 0, 2), ((4, 3), 0, 2), ((4, 3), 1, 1), ((2, 3, 4), 2, 3), ((2, 3, 4), -2, 2)],
 )
-def test_an_update_is_a_slice_assignment(shape, dim, size, engine):
-    if engine == "inductor" and len(shape) != 2:
-        pytest.skip("two of the cases are enough for native code")
-    model = compiled(lambda x, src, start: poptorch.dynamic_update(x, src, dim, start, size), engine)
+def test_an_update_is_a_slice_assignment(shape, dim, size):
+    model = compiled(lambda x, src, start: poptorch.dynamic_update(x, src, dim, start, size))
     x = torch.rand(shape)
     src = torch.rand([size if index == dim % len(shape) else length for index, length in enumerate(shape)])
     for start in (0, 1):
@@ -116,6 +113,12 @@ def test_an_update_is_a_slice_assignment(shape, dim, size, engine):
         expected.narrow(dim, start, size).copy_(src)
         assert torch.equal(model(x, src, torch.tensor([start])), expected)
         assert torch.equal(poptorch.dynamic_update(x, src, dim, torch.tensor([start]), size), expected)
+
+
+@pytest.mark.inductor
+def test_an_update_beyond_the_end_goes_on_at_the_beginning(engine):
+    model = compiled(lambda x, src, start: poptorch.dynamic_update(x, src, 0, start, 3), engine)
+    assert model(torch.zeros(4), torch.arange(1.0, 4.0), torch.tensor([2])).tolist() == [3, 0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,65 @@ def test_cond_is_differentiated(engine):
         torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()))
 
 
+class InLoop(nn.Module):
+    """Functions that see another layer in every turn, and compute a part without gradients."""
+
+    def __init__(self, chooses):
+        super().__init__()
+        torch.manual_seed(0)
+        self.chooses = chooses
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x, target):
+        def without_gradient(x):
+            with torch.no_grad():
+                return x.exp()
+
+        for i in range(2):
+            x = self.chooses(
+                x.mean() > 0,
+                lambda x: F.relu(self.layers[2 * i](x)) * without_gradient(x),  # noqa: B023
+                lambda x: F.layer_norm(Straight.apply(self.layers[2 * i + 1](x)), (4,)),  # noqa: B023
+                (x,),
+            )
+        return F.mse_loss(x, target)
+
+
+class Straight(torch.autograd.Function):
+    """Rounds, and lets gradients through as they are."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.mul(4).round().div(4)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_branch_is_differentiated_as_it_was_when_it_ran(accumulated):
+    ours, theirs = InLoop(torch.cond), InLoop(python_branch)
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(accumulated)
+    training = poptorch.trainingModel(ours, options, torch.optim.SGD(ours.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for sign in (1, -1):
+        x, target = sign * torch.rand(2 * accumulated, 4), torch.rand(2 * accumulated, 4)
+        training(x, target)
+        optimizer.zero_grad()
+        for rows in zip(x.split(2), target.split(2), strict=True):
+            (theirs(*rows) / accumulated).backward()
+        optimizer.step()
+        torch.testing.assert_close(dict(ours.state_dict()), dict(theirs.state_dict()))
+
+
+def test_a_function_that_takes_a_parameter_past_the_branch_is_refused():
+    model = trained(lambda m, x: torch.cond(x.sum() > 0, lambda: Straight.apply(m.first.weight), lambda: m.first(x)))
+    with pytest.raises(poptorch.Error, match="takes a tensor from outside"):
+        model(torch.ones(4, 4))
+
+
 def trained(function):
     model = Model(lambda model, x: poptorch.identity_loss(function(model, x), "mean"))
     return poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))

@@ -67,7 +67,7 @@ def cond(
         from poptorch.capture import nested
 
         bodies = [nested.Body(body, "poptorch.cond()") for body in (then, otherwise)]
-        return nested.choose(condition, bodies[0], then_inps, bodies[1], else_inps).results
+        return nested.choose(condition, bodies[0], then_inps, bodies[1], else_inps, reshapes=True).results
     body, inputs = (then, then_inps) if condition else (otherwise, else_inps)
     return body(*(tensor.clone() for tensor in inputs))
 

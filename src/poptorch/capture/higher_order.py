@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 
-from poptorch.capture.nested import Body, Outcome, Tensors, choose, repeat_as_long
+from poptorch.capture.nested import Body, Outcome, Place, Tensors, choose, repeat_as_long, truth_value
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, explain
 
@@ -48,14 +49,16 @@ def _refuse(operator: HigherOrderOperator) -> Callable[..., Any]:
 
 def _cond(pred: torch.Tensor, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any) -> Any:
     layout = _Layout()
-    bodies = [Body(layout.flat(function, operands), "torch.cond") for function in (true_fn, false_fn)]
-    is_differentiated = torch.is_grad_enabled()
-    with torch.no_grad():
-        choice = choose(pred, bodies[0], [], bodies[1], [])
-    sources = [tensor for tensor in choice.outside if tensor.requires_grad]
-    if not is_differentiated or not sources:
-        return layout.nested(choice.results)
-    if choice.draws:
+    if not torch.is_grad_enabled():
+        bodies = [Body(layout.flat(function, operands), "torch.cond") for function in (true_fn, false_fn)]
+        return layout.nested(choose(pred, bodies[0], [], bodies[1], []).results)
+    branches = [_Branch(layout.flat(function, operands)) for function in (true_fn, false_fn)]
+    bodies = [Body(branch.run, "torch.cond") for branch in branches]
+    outcome = choose(pred, bodies[0], [], bodies[1], [])
+    sources = list({id(source): source for branch in branches for source in branch.sources}.values())
+    if not sources:
+        return layout.nested(outcome.results)
+    if outcome.draws:
         raise CompileError(
             explain(
                 "a branch of torch.cond draws random numbers in a training model: the backward pass would draw others.",
@@ -63,7 +66,7 @@ def _cond(pred: torch.Tensor, true_fn: Callable[..., Any], false_fn: Callable[..
                 fix="draw before, for example a mask for dropout, and use what was drawn in the branch",
             )
         )
-    return layout.nested(_Differentiated.apply(_Branches(pred, bodies, choice), *sources))
+    return layout.nested(_Differentiated.apply(_Choice(pred, branches, outcome), *sources))
 
 
 def _while_loop(
@@ -96,7 +99,7 @@ def _while_loop(
 
 def _truth(value: Any) -> torch.Tensor:
     tensor = value if isinstance(value, torch.Tensor) else torch.tensor(bool(value))
-    return tensor.reshape(()) if tensor.numel() == 1 else tensor
+    return truth_value(tensor) if tensor.numel() == 1 else tensor
 
 
 class _Layout:
@@ -129,55 +132,83 @@ class _Layout:
         return pytree.tree_unflatten(list(results), self._spec)
 
 
-class _Branches:
+class _Branch:
+    """A branch that is differentiated.
+
+    Leaves stand for the tensors that it takes from outside, so that no gradient goes beyond them. The backward pass
+    starts from what the forward pass has left, and does not call the user's function again.
+    """
+
+    def __init__(self, function: Callable[..., Tensors]) -> None:
+        self._function = function
+        self._results: list[torch.Tensor] = []
+        self._leaves: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def sources(self) -> list[torch.Tensor]:
+        """The tensors from outside that gradients belong to."""
+        return [source for source, _ in self._leaves.values()]
+
+    def run(self) -> list[torch.Tensor]:
+        """What the branch computes."""
+        first = torch.autograd._get_sequence_nr()
+        replacing = _Replacing(self._leaves)
+        with replacing.active():
+            self._results = [replacing.leaf(result) for result in self._function()]
+        _refuse_other_sources(self._results, [leaf for _, leaf in self._leaves.values()], first)
+        return [result.detach() for result in self._results]
+
+    def gradients(self, sources: Sequence[torch.Tensor], *given: torch.Tensor) -> list[torch.Tensor]:
+        """From the gradients of the results to those of sources, which may be of the other branch."""
+        pairs = [(result, each) for result, each in zip(self._results, given, strict=True) if result.requires_grad]
+        leaves = [leaf for _, leaf in self._leaves.values()]
+        found: Sequence[torch.Tensor | None] = [None] * len(leaves)
+        if pairs and leaves:
+            found = torch.autograd.grad([r for r, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True)
+        known = dict(zip(self._leaves, found, strict=True))
+        gradients = [known.get(id(source)) for source in sources]
+        return [torch.zeros_like(s) if g is None else g for s, g in zip(sources, gradients, strict=True)]
+
+
+class _Choice:
     """A choice that was made in the forward pass."""
 
-    def __init__(self, condition: torch.Tensor, bodies: Sequence[Body], choice: Outcome) -> None:
-        self.condition, self.bodies, self.choice = condition, bodies, choice
+    def __init__(self, condition: torch.Tensor, branches: Sequence[_Branch], outcome: Outcome) -> None:
+        self.condition, self.branches, self.outcome = condition, branches, outcome
+
+    def gradients(self, sources: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Those that the branch which was chosen gives."""
+        otherwise, then = self.outcome.levels  # in the order in which they were recorded
+        bodies = [
+            Body(partial(branch.gradients, sources), "torch.cond", remakes=level)
+            for branch, level in zip(self.branches, (then, otherwise), strict=True)
+        ]
+        return choose(self.condition, bodies[0], given, bodies[1], given).results
 
 
 class _Differentiated(torch.autograd.Function):
     """The results of a choice, which depend on tensors from outside of its branches."""
 
     @staticmethod
-    def forward(ctx: Any, branches: _Branches, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.branches = branches
-        ctx.save_for_backward(*sources)
-        exact = [result for result in branches.choice.results if not result.is_floating_point()]
-        ctx.mark_non_differentiable(*exact)
-        return tuple(branches.choice.results)
+    def forward(ctx: Any, choice: _Choice, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.choice, ctx.sources = choice, sources
+        results = choice.outcome.results
+        ctx.mark_non_differentiable(*(result for result in results if not result.is_floating_point()))
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # pyright: ignore
-        sources, branches = ctx.saved_tensors, ctx.branches
-        bodies = [Body(_gradients(body, sources), "torch.cond") for body in branches.bodies]
-        choice = choose(branches.condition, bodies[0], list(gradients), bodies[1], list(gradients))
-        return None, *choice.results
-
-
-def _gradients(body: Body, sources: Sequence[torch.Tensor]) -> Callable[..., Tensors]:
-    """From the gradients of what a branch gives to those of what it takes from outside."""
-
-    def run(*gradients: torch.Tensor) -> list[torch.Tensor]:
-        leaves = [source.detach().requires_grad_() for source in sources]
-        with torch.enable_grad(), _Replacing(sources, leaves).active():
-            results = [_leaf(result) for result in body.function()]
-            pairs = [(r, g) for r, g in zip(results, gradients, strict=True) if r.requires_grad]
-            found: Sequence[torch.Tensor | None] = [None] * len(leaves)
-            if pairs:
-                results, given = zip(*pairs, strict=True)
-                found = torch.autograd.grad(results, leaves, given, allow_unused=True)
-        return [torch.zeros_like(leaf) if each is None else each for leaf, each in zip(leaves, found, strict=True)]
-
-    return run
+        return None, *ctx.choice.gradients(ctx.sources, gradients)
 
 
 class _Replacing(TorchFunctionMode):
-    """Lets leaves stand for the tensors that a branch takes from outside, so that no gradient goes beyond them."""
+    """Lets a leaf stand for each tensor from outside of a branch that a gradient may belong to."""
 
-    def __init__(self, sources: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:
+    def __init__(self, leaves: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
         super().__init__()
-        self._leaves = {id(source): (source, leaf) for source, leaf in zip(sources, leaves, strict=True)}
+        self._leaves = leaves
+        self._place = Place.now()
+        self._outer = next(reversed(_REPLACING.get()), None)  # of the branch around this one
 
     def active(self) -> ExitStack:
         """Replace in functions that run inside, also in branches within this one."""
@@ -188,7 +219,19 @@ class _Replacing(TorchFunctionMode):
         return stack
 
     def leaf(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._leaves.get(id(tensor), (None, tensor))[1]
+        """What stands for a tensor in the branch."""
+        with torch._C.DisableTorchFunction():  # or to ask for an attribute of the tensor would end here again
+            return self._leaf(tensor)
+
+    def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._outer is not None:
+            tensor = self._outer.leaf(tensor)
+        if id(tensor) not in self._leaves:
+            if not tensor.requires_grad or not self._place.is_outside(tensor):
+                return tensor
+            with self._place.recording():
+                self._leaves[id(tensor)] = (tensor, tensor.detach().requires_grad_())
+        return self._leaves[id(tensor)][1]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -210,7 +253,30 @@ def _replacing() -> ExitStack:
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """What stands for a tensor in the branches that are being differentiated."""
-    for mode in _REPLACING.get():
-        tensor = mode.leaf(tensor)
-    return tensor
+    """What stands for a tensor in the branch that is being differentiated, if there is one."""
+    innermost = next(reversed(_REPLACING.get()), None)
+    return tensor if innermost is None else innermost.leaf(tensor)
+
+
+def _refuse_other_sources(results: Tensors, leaves: Tensors, first: int) -> None:
+    """Raise if a gradient would go past the leaves: an `autograd.Function` may be given a tensor that no mode sees.
+
+    `first` is the number that autograd has given to the first op of the branch.
+    """
+    waiting, seen = [result.grad_fn for result in results], set[Any]()
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        is_leaf = hasattr(node, "variable")
+        is_inside = any(node.variable is leaf for leaf in leaves) if is_leaf else node._sequence_nr() >= first
+        if not is_inside:
+            raise CompileError(
+                explain(
+                    "an autograd.Function in a branch of torch.cond takes a tensor from outside that needs a gradient.",
+                    where=str(current_user_line()),
+                    fix="pass the tensor to the branch as an operand: torch.cond(..., operands=(tensor,))",
+                )
+            )
+        waiting += [function for function, _ in node.next_functions]

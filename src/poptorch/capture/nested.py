@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ from poptorch.ir import (
     tensor_type,
     value_of,
 )
-from poptorch.ir.ops import is_view
+from poptorch.ir.ops import ancestors, is_random, is_view
 from poptorch.ir.python import as_function, run_graphs
 
 Tensors = Sequence[torch.Tensor]
@@ -59,6 +59,7 @@ class Body:
     function: Callable[..., Tensors]
     what: str
     may_write: bool = True  # to its inputs, which are passed by value
+    remakes: Level | None = None  # a body that was recorded before, and of whose values this one uses some
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Outcome:
     results: list[torch.Tensor]
     outside: list[torch.Tensor]
     draws: bool
+    levels: tuple[Level, ...] = ()  # of the bodies
 
 
 def repeat(count: int, body: Body, inputs: Tensors) -> Outcome:
@@ -96,14 +98,21 @@ def repeat_as_long(condition: Body, body: Body, inputs: Tensors) -> Outcome:
     return recording.add(repeat_while, (*names, carried, list(captured)), graphs)
 
 
-def choose(condition: torch.Tensor, then: Body, then_inputs: Tensors, otherwise: Body, else_inputs: Tensors) -> Outcome:
-    """Run one of two bodies; the results of the first get the shapes of those of the second."""
+def choose(
+    condition: torch.Tensor,
+    then: Body,
+    then_inputs: Tensors,
+    otherwise: Body,
+    else_inputs: Tensors,
+    *,
+    reshapes: bool = False,
+) -> Outcome:
+    """Run one of two bodies; the results of the first may get the shapes of those of the second."""
     recording = Recording()
-    is_flag = condition.dtype is torch.bool
-    (flag,) = recording.operands([condition.reshape(()) if is_flag else condition.reshape(()) != 0])
+    (flag,) = recording.operands([truth_value(condition)])
     then_operands, else_operands = recording.operands(then_inputs), recording.operands(else_inputs)
     other = recording.trace(otherwise, else_operands)
-    one = recording.trace(_reshaping(then, other), then_operands)
+    one = recording.trace(_reshaping(then, other) if reshapes else then, then_operands)
     _require_same_types(one, other)
     names = recording.new_names("then", "else")
     graphs = [each.build(name, each.captured) for name, each in zip(names, (one, other), strict=True)]
@@ -111,16 +120,45 @@ def choose(condition: torch.Tensor, then: Body, then_inputs: Tensors, otherwise:
     return recording.add(choose_graph, (flag, *branches[0], *branches[1]), graphs)
 
 
+def truth_value(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with one element as one truth value."""
+    tensor = tensor if tensor.dtype is torch.bool else tensor != 0
+    return tensor.reshape(()) if tensor.dim() else tensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the trace something is recorded: in the step, or in a certain body."""
+
+    recorder: Recorder
+    depth: int
+
+    @classmethod
+    def now(cls) -> Place:
+        recorder = get_proxy_mode()
+        assert isinstance(recorder, Recorder)
+        return cls(recorder, len(recorder.levels))
+
+    def is_outside(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was computed around the body."""
+        node = node_of(tensor) if isinstance(tensor, FunctionalTensor) else None
+        inside = self.recorder.levels[self.depth - 1 :]
+        return node is not None and all(node.graph is not level.graph for level in inside)
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Ops belong here, although a body further inside may be recorded now."""
+        return self.recorder.at_depth(self.depth)
+
+
 class Recording:
     """A node in the making that runs bodies; it knows the trace that is going on."""
 
     def __init__(self) -> None:
-        recorder = get_proxy_mode()
-        assert isinstance(recorder, Recorder)
-        self._recorder = recorder
+        self._recorder = Place.now().recorder
         self._watch = next(mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Watch))
         self._values: dict[fx.Node, torch.Tensor] = {}
         self._outside: list[torch.Tensor] = []
+        self._levels: tuple[Level, ...] = ()
 
     def operands(self, tensors: Tensors) -> list[fx.Node]:
         """The nodes of tensors that are passed to a body, each laid out without gaps."""
@@ -136,7 +174,7 @@ class Recording:
         """Record what a body computes from stand-ins for operands."""
         specs = [InputSpec.of(f"input{i}", Role.USER_INPUT, value_of(node)) for i, node in enumerate(operands)]
         outside = _Outside(self._recorder)
-        with self._recorder.body() as level, self._watch.inside(outside), fake_mode(), _seeing_functions():
+        with self._recorder.body(body.remakes) as level, self._watch.inside(outside), fake_mode(), _seeing_functions():
             stand_ins: list[Any] = []
             for spec in specs:
                 with _disable_current_modes():
@@ -149,12 +187,12 @@ class Recording:
             _refuse_writes_to_inputs(body, stand_ins, inputs)
             nodes = [self._recorder.node(from_fun(result)) for result in results]  # pyright: ignore
         self._take_constants(level)
-        level.graph.output(nodes)
-        level.graph.eliminate_dead_code()
-        captured = {outer: node for outer, (node, _) in level.captured.items() if node.users}
+        live = ancestors([*nodes, *filter(is_random, level.graph.nodes)])
+        captured = {outer: node for outer, (node, _) in level.captured.items() if node in live}
         self._values.update((outer, level.captured[outer][1]) for outer in captured)
         self._outside += [t for t in outside.tensors if all(t is not known for known in self._outside)]
-        return Traced(body, level, inputs, specs, captured, nodes)
+        self._levels += (level,)
+        return Traced(body, level, inputs, specs, captured, nodes, live)
 
     def _take_constants(self, level: Level) -> None:
         """Let the graph around a body hold its constants."""
@@ -162,9 +200,9 @@ class Recording:
             level.captured.setdefault(self._recorder.node(tensor), (node, tensor))
 
     def new_names(self, *kinds: str) -> list[str]:
-        """Names for graphs, with a number that no other graph of this one has."""
-        count = len({name.strip("abcdefghijklmnopqrstuvwxyz") for name in self._recorder.graphs})
-        return [f"{kind}{count}" for kind in kinds]
+        """Names for graphs that no other graph of the trace has."""
+        self._recorder.bodies += 1
+        return [f"{kind}{self._recorder.bodies - 1}" for kind in kinds]
 
     def add(self, target: Callable[..., Any], args: Any, graphs: Sequence[StepGraph]) -> Outcome:
         """Add the node; gives its results."""
@@ -181,7 +219,7 @@ class Recording:
         with fx_traceback.annotate(annotation(self._watch.note())):
             self._recorder.add_node(target, args, {"draws": True} if draws else {}, results)
         given: list[Any] = [to_fun(result) for result in results]
-        return Outcome(given, self._outside, draws)
+        return Outcome(given, self._outside, draws, self._levels)
 
 
 @dataclass(frozen=True)
@@ -194,6 +232,7 @@ class Traced:
     specs: list[InputSpec]
     captured: dict[fx.Node, fx.Node]
     results: list[fx.Node]
+    live: set[fx.Node]
 
     def build(self, name: str, captured: Iterable[fx.Node]) -> StepGraph:
         """The graph of the body, which takes its operands and then these nodes of the graph around it."""
@@ -206,7 +245,7 @@ class Traced:
         for index, outer in enumerate(captured):
             spec = InputSpec.of(f"captured{index}", Role.USER_INPUT, value_of(outer))
             builder.input(spec, self.captured.get(outer))
-        builder.copy(self.level.graph.nodes)
+        builder.copy(node for node in self.level.graph.nodes if node in self.live)
         for index, result in enumerate(self.results):
             builder.output(OutputSpec(f"result{index}", OutputRole.USER_OUTPUT), builder.copies[result])
         return builder.build(name, graphs=self.level.graphs)

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, explain
-from poptorch.ir import GraphBuilder, InputSpec, Role, StepGraph, note_of
+from poptorch.ir import GraphBuilder, InputSpec, Role, StepGraph, note_of, runs_of
 from poptorch.ir.ops import ancestors, depends_on_inputs
 
 aten = torch.ops.aten
@@ -43,6 +43,8 @@ class Level:
     constant_nodes: dict[int, fx.Node] = field(default_factory=dict)  # by the id of a tensor in `constants`
     captured: dict[fx.Node, tuple[fx.Node, torch.Tensor]] = field(default_factory=dict)
     graphs: dict[str, StepGraph] = field(default_factory=dict)  # that its ops run
+    remakes: Level | None = None  # a body that was recorded before, whose values this one computes again
+    remade: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def capture(self, outer: fx.Node, tensor: torch.Tensor) -> fx.Node:
         """The input that stands for a tensor which the graph around this one computes."""
@@ -65,6 +67,7 @@ class Recorder(ProxyTorchDispatchMode):
         tracer = PythonKeyTracer()  # where PyTorch looks for the graph and for the node of a tensor
         super().__init__(tracer, "real")
         self.levels = [Level()]
+        self.bodies = 0  # how many loops and choices were recorded
         self._fake = fake
         tracer.graph = self.graph
 
@@ -82,14 +85,28 @@ class Recorder(ProxyTorchDispatchMode):
         return self.levels[-1].graphs
 
     @contextmanager
-    def body(self) -> Iterator[Level]:
-        """Ops inside go to a graph of their own. What they take from those around it becomes an input of it."""
-        self.levels.append(Level())
+    def body(self, remakes: Level | None = None) -> Iterator[Level]:
+        """Ops inside go to a graph of their own. What they take from those around it becomes an input of it.
+
+        What they take from a body that was recorded before, they compute again.
+        """
+        self.levels.append(Level(remakes=remakes))
         self.tracer.graph = self.graph
         try:
             yield self.levels[-1]
         finally:
             self.levels.pop()
+            self.tracer.graph = self.graph
+
+    @contextmanager
+    def at_depth(self, depth: int) -> Iterator[None]:
+        """Ops inside go to the graph at a depth, 1 for the outermost."""
+        before, self.levels = self.levels, self.levels[:depth]
+        self.tracer.graph = self.graph
+        try:
+            yield
+        finally:
+            self.levels = before
             self.tracer.graph = self.graph
 
     def add_input(self, name: str, tensor: torch.Tensor) -> fx.Node:
@@ -161,16 +178,32 @@ class Recorder(ProxyTorchDispatchMode):
             raise RuntimeError("a size depends on the values of tensors")
         return value
 
-    def _here(self, node: fx.Node, tensor: torch.Tensor) -> fx.Node:
-        """The node of the current graph for one of this graph or of one around it."""
-        if node.graph is self.graph:
+    def _here(self, node: fx.Node, tensor: torch.Tensor, depth: int = -1) -> fx.Node:
+        """The node of the current graph (or of that at another depth) for one of this graph or of one around it."""
+        level = self.levels[depth]
+        if node.graph is level.graph:
             return node
-        depth = next((depth for depth, level in enumerate(self.levels) if level.graph is node.graph), None)
-        if depth is None:
+        if level.remakes is not None and node.graph is level.remakes.graph:
+            return self._remake(node, level.remakes, depth)
+        if len(self.levels) + depth == 0:
             raise CompileError(_left_body(node))
-        for level in self.levels[depth + 1 :]:
-            node = level.capture(node, tensor)
-        return node
+        return level.capture(self._here(node, tensor, depth - 1), tensor)
+
+    def _remake(self, node: fx.Node, before: Level, depth: int) -> fx.Node:
+        """Compute a value of a body that was recorded before in the body at a depth."""
+        level, needed = self.levels[depth], ancestors([node])
+        taken = {inner: (outer, tensor) for outer, (inner, tensor) in before.captured.items()}
+        for each in before.graph.nodes:
+            if each not in needed or each in level.remade:
+                continue
+            if each in taken:
+                outer, tensor = taken[each]
+                level.remade[each] = level.capture(self._here(outer, tensor, depth - 1), tensor)
+            else:
+                assert each.op == "call_function", f"{each.op} {each} cannot be computed again"
+                level.remade[each] = level.graph.node_copy(each, level.remade.__getitem__)
+                level.graphs.update((run.graph, before.graphs[run.graph]) for run in runs_of(each))
+        return level.remade[node]
 
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         known = self.levels[-1].constant_nodes

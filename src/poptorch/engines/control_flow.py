@@ -54,8 +54,12 @@ def _body(graph: StepGraph) -> Function:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without gaps: what a body gives must be laid out as what it takes, and as what another gives."""
-    return tensor if tensor.is_contiguous() else tensor.clone(memory_format=torch.contiguous_format)
+    """The tensor without gaps: what a body gives must be laid out as what it takes, and as what another gives.
+
+    That includes the strides of dimensions that have one element or none.
+    """
+    is_laid_out = tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
+    return tensor if is_laid_out else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _choose(bodies: Sequence[Function], condition: torch.Tensor, then: Tensors, otherwise: Tensors) -> Tensors:
