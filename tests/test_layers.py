@@ -99,6 +99,7 @@ DOORS = {  # the modules that may import private names of PyTorch: one for each 
     "data": {"torch_workers"},
     "engines": {"private", "private_tools"},  # the second for what must not bring the code generator along
     "ir": {"values"},
+    "ops": {"private"},
     "optim": {"host_step"},
 }
 

@@ -49,8 +49,9 @@ def seen_by_a_mode():
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    with Mode():
+    with Mode() as mode:
         torch.ones(2) + 1
+        assert private.dispatch_modes() == [mode]
         with private.disable_current_modes():
             torch.zeros(2)
     assert seen == [aten.ones.default, aten.add.Tensor]
@@ -58,8 +59,16 @@ def seen_by_a_mode():
 
 
 def seen_as_a_function():
-    with torch.overrides.TorchFunctionMode(), private.disable_torch_function():
-        assert torch.ones(2).sum() == 2
+    mode = torch.overrides.TorchFunctionMode()
+    with mode:
+        assert private.function_modes() == [mode]
+        with private.disable_torch_function():
+            assert torch.ones(2).sum() == 2
+
+
+def branches_and_loops():
+    operators = {private.cond_op: "cond", private.while_loop_op: "while_loop"}
+    assert all(isinstance(op, private.HigherOrderOperator) and op.name() == name for op, name in operators.items())
 
 
 def recorded_by_a_tracer():
@@ -129,8 +138,9 @@ def trees():
 CANARIES = {
     in_place_ops_are_rewritten: "FunctionalTensor FunctionalTensorMode from_fun to_fun is_functional_tensor "
     "is_functionalising",
-    seen_by_a_mode: "TorchDispatchMode OpOverload disable_current_modes",
-    seen_as_a_function: "disable_torch_function",
+    seen_by_a_mode: "TorchDispatchMode OpOverload disable_current_modes dispatch_modes",
+    seen_as_a_function: "disable_torch_function function_modes",
+    branches_and_loops: "cond_op while_loop_op",
     recorded_by_a_tracer: "ProxyTensor ProxyTorchDispatchMode PythonKeyTracer get_proxy_mode get_proxy_slot",
     numbers_of_autograd_nodes: "sequence_number current_autograd_node",
     annotated: "fx_traceback",

@@ -2,6 +2,7 @@
 
 from poptorch.annotations.autocast import autocast
 from poptorch.annotations.blocks import IPU, BeginBlock, Block, BlockFunction, removeBlocks
+from poptorch.annotations.control import cond, for_loop
 from poptorch.annotations.cpu import CPU
 from poptorch.annotations.custom_op import custom_op, registerCustomOp
 from poptorch.annotations.debugging import ipu_print_tensor, nop
@@ -17,6 +18,7 @@ from poptorch.annotations.memory import (
 from poptorch.annotations.multi_conv import MultiConv
 from poptorch.annotations.points import fps, nearest
 from poptorch.annotations.scopes import Attribute, NameScope
+from poptorch.annotations.slicing import dynamic_slice, dynamic_update
 from poptorch.annotations.where import isRunningOnIpu
 
 __all__ = [
@@ -29,8 +31,12 @@ __all__ = [
     "MultiConv",
     "NameScope",
     "autocast",
+    "cond",
     "ctc_beam_search_decoder",
     "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
+    "for_loop",
     "fps",
     "identity_loss",
     "ipu_print_tensor",

@@ -14,13 +14,16 @@ from poptorch.ir import Hint
 from poptorch.ops.printing import silent
 
 if TYPE_CHECKING:
+    from poptorch.capture.intercept import Intercept
     from poptorch.capture.losses import LossMarks
     from poptorch.capture.placer import Placer
 
 T = TypeVar("T")
 _ON_DEVICE: ContextVar[bool] = ContextVar("poptorch_on_device", default=False)
 _AUTOCAST: ContextVar[bool] = ContextVar("poptorch_autocast", default=False)
+_TRAINING: ContextVar[bool] = ContextVar("poptorch_training", default=False)
 _MARKS: ContextVar[LossMarks | None] = ContextVar("poptorch_capture", default=None)
+_INTERCEPT: ContextVar[Intercept | None] = ContextVar("poptorch_intercept", default=None)
 _PLACER: ContextVar[Placer | None] = ContextVar("poptorch_placer", default=None)
 _NUMBERS: ContextVar[Iterator[int] | None] = ContextVar("poptorch_numbers", default=None)
 _HINTS: ContextVar[tuple[Hint, ...]] = ContextVar("poptorch_hints", default=())
@@ -37,6 +40,11 @@ def is_capturing() -> bool:
 def current_marks() -> LossMarks | None:
     """The losses marked so far by the capture that is going on."""
     return _MARKS.get()
+
+
+def current_intercept() -> Intercept | None:
+    """What sees the torch functions that `forward` calls in the capture that is going on."""
+    return _INTERCEPT.get()
 
 
 def current_placer() -> Placer | None:
@@ -111,6 +119,7 @@ def on_device() -> Iterator[None]:
 def capturing(
     marks: LossMarks,
     placer: Placer,
+    intercept: Intercept,
     *,
     training: bool = False,
     own_state: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -119,6 +128,7 @@ def capturing(
     with (
         _set(_MARKS, marks),
         _set(_PLACER, placer),
+        _set(_INTERCEPT, intercept),
         _set(_NUMBERS, count()),
         _set(_HINTS, ()),
         _set(_TRAINING, training),

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from poptorch.capture.higher_order import higher_order_replacement
 from poptorch.capture.mixed_types import spellings
-from poptorch.capture.private import pack_padded_sequence, pytree
+from poptorch.capture.private import HigherOrderOperator, pack_padded_sequence, pytree
 from poptorch.capture.proxies import node_of
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, explain
@@ -26,6 +27,8 @@ _NARROW = frozenset({torch.float16, torch.bfloat16})
 
 def replacement(func: Function, args: tuple[Any, ...]) -> Function | None:
     """What to call instead of `func`, if it cannot be traced as it is."""
+    if isinstance(func, HigherOrderOperator):
+        return higher_order_replacement(func)
     chosen = _REPLACEMENTS.get(func)
     if chosen is None or not any(isinstance(arg, torch.Tensor) and node_of(arg) is not None for arg in args):
         return None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from torch import fx
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from poptorch.capture.private import get_proxy_mode
 from poptorch.capture.recorder import Recorder
 from poptorch.ir import Hint, hint_of
 

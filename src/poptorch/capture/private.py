@@ -10,6 +10,8 @@ import torch._C
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
+from torch._higher_order_ops.cond import cond_op
+from torch._higher_order_ops.while_loop import while_loop_op
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -28,12 +30,19 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_mode,
     get_proxy_slot,
 )
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 ProxyTensor = _ProxyTensor  # what PyTorch keeps about a tensor that it traces
 disable_current_modes = _disable_current_modes  # inside, ops run as if nothing was traced
 disable_torch_function = torch._C.DisableTorchFunction  # inside, functions are not seen by modes or classes
+dispatch_modes = _get_current_dispatch_mode_stack  # those that see ops now, the outermost first
+function_modes = _get_current_function_mode_stack  # those that see functions now
 is_functional_tensor = torch._is_functional_tensor
 current_autograd_node = torch._C._current_autograd_node  # whose backward function runs now
 sequence_number = torch.autograd._get_sequence_nr  # that the next autograd node gets
@@ -63,10 +72,13 @@ __all__ = [
     "UnsupportedOperatorException",
     "auto_functionalized",
     "auto_functionalized_v2",
+    "cond_op",
     "current_autograd_node",
     "disable_current_modes",
     "disable_torch_function",
+    "dispatch_modes",
     "from_fun",
+    "function_modes",
     "fx_traceback",
     "get_proxy_mode",
     "get_proxy_slot",
@@ -79,4 +91,5 @@ __all__ = [
     "pytree",
     "sequence_number",
     "to_fun",
+    "while_loop_op",
 ]

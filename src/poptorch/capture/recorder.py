@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,7 +30,9 @@ from poptorch.capture.private import (
     disable_current_modes,
     fx_traceback,
 )
-from poptorch.ir import GraphBuilder, InputSpec, Role
+from poptorch.capture.source import current_user_line
+from poptorch.errors import CompileError, explain
+from poptorch.ir import GraphBuilder, InputSpec, Role, StepGraph, note_of, runs_of
 from poptorch.ir.ops import ancestors, depends_on_inputs
 
 aten = torch.ops.aten
@@ -42,21 +45,99 @@ class ValuesNeeded(Exception):
     """The trace without values cannot go on: somebody wants to know the value or the size of a tensor."""
 
 
+@dataclass(eq=False)
+class Level:
+    """A graph that is being recorded: that of the step, or one that belongs to the body of a loop or a branch."""
+
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    constants: dict[fx.Node, torch.Tensor] = field(default_factory=dict)
+    constant_nodes: dict[int, fx.Node] = field(default_factory=dict)  # by the id of a tensor in `constants`
+    captured: dict[fx.Node, tuple[fx.Node, torch.Tensor]] = field(default_factory=dict)
+    graphs: dict[str, StepGraph] = field(default_factory=dict)  # that its ops run
+    remakes: Level | None = None  # a body that was recorded before, whose values this one computes again
+    remade: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    def capture(self, outer: fx.Node, tensor: torch.Tensor) -> fx.Node:
+        """The input that stands for a tensor which the graph around this one computes."""
+        if outer not in self.captured:
+            first_op = next((node for node in self.graph.nodes if node.op != "placeholder"), None)
+            with nullcontext() if first_op is None else self.graph.inserting_before(first_op):
+                node = self.graph.placeholder(f"captured{len(self.captured)}")
+            node.meta = {"val": outer.meta["val"]}
+            self.captured[outer] = (node, tensor)
+        return self.captured[outer][0]
+
+
 class Recorder(ProxyTorchDispatchMode):
-    """Adds every op that runs to `graph`; a tensor that comes from elsewhere is one of its `constants`."""
+    """Adds every op that runs to `graph`; a tensor that comes from elsewhere is one of its `constants`.
+
+    While the body of a loop or a branch is recorded, `graph` is that of the body.
+    """
 
     def __init__(self, fake: FakeTensorMode) -> None:
         tracer = PythonKeyTracer()  # where PyTorch looks for the graph and for the node of a tensor
         super().__init__(tracer, "real")
-        tracer.graph = self.graph = fx.Graph()
-        self.constants: dict[fx.Node, torch.Tensor] = {}
-        self._constant_nodes: dict[int, fx.Node] = {}  # by the id of a tensor that `constants` keeps alive
+        self.levels = [Level()]
+        self.bodies = 0  # how many loops and choices were recorded
         self._fake = fake
+        tracer.graph = self.graph
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.levels[-1].graph
+
+    @property
+    def constants(self) -> dict[fx.Node, torch.Tensor]:
+        return self.levels[-1].constants
+
+    @property
+    def graphs(self) -> dict[str, StepGraph]:
+        """The graphs that ops of the current one run."""
+        return self.levels[-1].graphs
+
+    @contextmanager
+    def body(self, remakes: Level | None = None) -> Iterator[Level]:
+        """Ops inside go to a graph of their own. What they take from those around it becomes an input of it.
+
+        What they take from a body that was recorded before, they compute again.
+        """
+        self.levels.append(Level(remakes=remakes))
+        self.tracer.graph = self.graph
+        try:
+            yield self.levels[-1]
+        finally:
+            self.levels.pop()
+            self.tracer.graph = self.graph
+
+    @contextmanager
+    def at_depth(self, depth: int) -> Iterator[None]:
+        """Ops inside go to the graph at a depth, 1 for the outermost."""
+        before, self.levels = self.levels, self.levels[:depth]
+        self.tracer.graph = self.graph
+        try:
+            yield
+        finally:
+            self.levels = before
+            self.tracer.graph = self.graph
+
+    def add_input(self, name: str, tensor: torch.Tensor) -> fx.Node:
+        """A new input of the current graph, and what stands for it."""
+        node = self.graph.placeholder(name)
+        self._describe(node, tensor)
+        return node
+
+    def add_node(self, target: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """A node that has not run anything; `result` is what stands for what it will compute."""
+        self._describe(self.graph.call_function(target, args, kwargs), result)
+
+    def node(self, tensor: torch.Tensor) -> fx.Node:
+        """The node of the current graph that computes a tensor."""
+        return self._argument(tensor)
 
     def record(self, function: Callable[..., Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor]) -> None:
         """Record a function from end to end: its inputs become those of the graph, and its results too."""
         for index, tensor in enumerate(inputs):
-            self._describe(self.graph.placeholder(f"in{index}"), tensor)
+            self.add_input(f"in{index}", tensor)
         with _no_autocast_cache(), self:
             results = function(*inputs)
         self.graph.output([self._argument(result) for result in results])
@@ -99,7 +180,7 @@ class Recorder(ProxyTorchDispatchMode):
         """An argument of an op as an argument of its node."""
         if isinstance(value, torch.Tensor):
             known = self.tracer.tensor_tracker.get(value)
-            return self._constant(value) if known is None else known.proxy.node
+            return self._constant(value) if known is None else self._here(known.proxy.node, value)
         if isinstance(value, (list, tuple)):
             return type(value)(map(self._argument, value))
         if isinstance(value, dict):
@@ -108,15 +189,43 @@ class Recorder(ProxyTorchDispatchMode):
             raise ValuesNeeded("a size depends on the values of tensors")
         return value
 
+    def _here(self, node: fx.Node, tensor: torch.Tensor, depth: int = -1) -> fx.Node:
+        """The node of the current graph (or of that at another depth) for one of this graph or of one around it."""
+        level = self.levels[depth]
+        if node.graph is level.graph:
+            return node
+        if level.remakes is not None and node.graph is level.remakes.graph:
+            return self._remake(node, level.remakes, depth)
+        if len(self.levels) + depth == 0:
+            raise CompileError(_left_body(node))
+        return level.capture(self._here(node, tensor, depth - 1), tensor)
+
+    def _remake(self, node: fx.Node, before: Level, depth: int) -> fx.Node:
+        """Compute a value of a body that was recorded before in the body at a depth."""
+        level, needed = self.levels[depth], ancestors([node])
+        taken = {inner: (outer, tensor) for outer, (inner, tensor) in before.captured.items()}
+        for each in before.graph.nodes:
+            if each not in needed or each in level.remade:
+                continue
+            if each in taken:
+                outer, tensor = taken[each]
+                level.remade[each] = level.capture(self._here(outer, tensor, depth - 1), tensor)
+            else:
+                assert each.op == "call_function", f"{each.op} {each} cannot be computed again"
+                level.remade[each] = level.graph.node_copy(each, level.remade.__getitem__)
+                level.graphs.update((run.graph, before.graphs[run.graph]) for run in runs_of(each))
+        return level.remade[node]
+
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
-        if id(tensor) not in self._constant_nodes:
+        known = self.levels[-1].constant_nodes
+        if id(tensor) not in known:
             if isinstance(tensor, FakeTensor):
                 raise RuntimeError("a tensor without a value comes from outside the trace")
             node = self.graph.create_node("get_attr", f"constant{len(self.constants)}")
             node.meta["val"] = self._described(tensor)
             self.constants[node] = tensor
-            self._constant_nodes[id(tensor)] = node
-        return self._constant_nodes[id(tensor)]
+            known[id(tensor)] = node
+        return known[id(tensor)]
 
     def _describe(self, node: fx.Node, result: Any) -> None:
         """Note on a node what it computes and what is known about it, and its items as nodes of their own."""
@@ -153,6 +262,17 @@ class Recorder(ProxyTorchDispatchMode):
                 if node in needed and node not in values:
                     values[node] = node.target(*_known(node.args, values), **_known(node.kwargs, values))
             return func(*_known(node_args, values), **_known(node_kwargs, values))
+
+
+def _left_body(node: fx.Node) -> str:
+    note = note_of(node)
+    return explain(
+        "a tensor that was computed in the body of a loop or in a branch is used outside of it, where it does not "
+        "exist: the body may run many times or not at all.",
+        where=str(current_user_line()),
+        computed=str(None if note is None else note.line),
+        fix="return it from the body",
+    )
 
 
 def generator_by_name(

@@ -101,6 +101,13 @@ _VALUES_NEEDED = (
 )
 
 
+def _reason_inside(error: BaseException | None) -> BaseException | None:
+    """The reason to trace again that a library has wrapped into an exception of its own."""
+    while error is not None and not isinstance(error, _VALUES_NEEDED):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def _attempt(trace: _Trace) -> Traced:
     """Run a trace; what fails inside PyTorch is explained, what the user's own code raises is left as it is."""
     try:
@@ -108,6 +115,8 @@ def _attempt(trace: _Trace) -> Traced:
     except (Error, *_VALUES_NEEDED):
         raise
     except Exception as error:
+        if (needed := _reason_inside(error)) is not None:
+            raise needed from None
         is_torchs = isinstance(error, RuntimeError) or raised_by_tracer(error.__traceback__)
         if raised_by_user(error.__traceback__) or not is_torchs:
             raise
@@ -189,8 +198,8 @@ class _Trace:
 
             def run() -> list[torch.Tensor]:
                 own_state = partial(with_own_state, originals)
-                surroundings = capturing(self.marks, self.placer, training=self.training, own_state=own_state)
-                with surroundings, as_if_compiling():
+                seen = (self.marks, self.placer, self.intercept)
+                with capturing(*seen, training=self.training, own_state=own_state), as_if_compiling():
                     outputs = self._user_outputs(self._forward([passed[name] for name in self.call.names]))
                     leaves_by_name = dict(zip(self.parameters, leaves, strict=True))
                     gradients = self._gradients(leaves_by_name, [*outputs, *changes().values()], scales)
@@ -422,7 +431,7 @@ def _finish(
     builder.copy(source.nodes)
     for spec, node in zip(outputs, results, strict=True):
         builder.output(spec, builder.copies[node])
-    return builder.build("step", guards=guards, constants=values)
+    return builder.build("step", guards=guards, constants=values, graphs=recorder.graphs)
 
 
 def _not_captured(error: BaseException) -> CaptureError:

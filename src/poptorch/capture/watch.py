@@ -7,10 +7,10 @@ consistent when activation checkpointing replays them, and freezes values that P
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx, nn
@@ -48,6 +48,12 @@ aten = torch.ops.aten
 Op = OpOverload
 
 
+class Outside(Protocol):
+    """What a body of a loop or a branch wants to know: the tensors that its ops take."""
+
+    def notice(self, values: Sequence[Any]) -> None: ...
+
+
 class Watch(TorchDispatchMode):
     """The observer of one trace. `has_values` tells whether real tensors flow through it, or fake ones."""
 
@@ -66,6 +72,7 @@ class Watch(TorchDispatchMode):
         self._draws: dict[Any, tuple[Any, bytes]] = {}  # with the state of the generator after each
         self._generators: dict[torch.Generator, torch.Tensor] = {}  # of the user's, and their states before the trace
         self._constants = Constants()
+        self._bodies: list[Outside] = []  # of loops and branches that are being recorded, the innermost last
 
     def __torch_dispatch__(
         self, func: Op, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -76,6 +83,8 @@ class Watch(TorchDispatchMode):
         if not isinstance(get_proxy_mode(), (Recorder, type(None))):
             raise CompileError(_traced_by_another(line))
         args, kwargs = self._inside(func, args, kwargs)
+        for body in self._bodies:
+            body.notice(pytree.tree_leaves((args, kwargs)))
         with fx_traceback.annotate(annotation(note)):
             if torch.Tag.data_dependent_output in func.tags:
                 return self._read(func, args, kwargs, line)
@@ -88,6 +97,7 @@ class Watch(TorchDispatchMode):
             try:
                 return func(*args, **kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                self._refuse_in_body(f"the result of {func.name()} depends on values that Python has to know", line)
                 raise ValuesNeeded from error
             except RuntimeError as error:
                 if not self._has_values:
@@ -110,6 +120,36 @@ class Watch(TorchDispatchMode):
         if self.phase is Phase.FORWARD and line is not None:
             self._notes.setdefault(sequence_number() - 1, note)  # later ops without history share it
         return note
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the tensors of the trace have the values of the first batch now."""
+        return self._has_values
+
+    def note(self) -> Note:
+        """What there is to know about an op that runs now."""
+        return self._note()
+
+    @contextmanager
+    def inside(self, body: Outside) -> Iterator[None]:
+        """Ops belong to the body of a loop or to a branch, where no tensor has the value of a certain run."""
+        before, self._has_values = self._has_values, False
+        self._bodies.append(body)
+        try:
+            yield
+        finally:
+            self._bodies.pop()
+            self._has_values = before
+
+    def _refuse_in_body(self, what: str, line: SourceLine | None) -> None:
+        if self._bodies:
+            raise CompileError(
+                explain(
+                    f"{what} in the body of a loop or in a branch, which has other values whenever it runs.",
+                    where=str(line),
+                    fix="compute with tensors there (torch.where, a mask), or read the value before",
+                )
+            )
 
     @contextmanager
     def following(self, module: nn.Module) -> Iterator[None]:
@@ -211,6 +251,7 @@ class Watch(TorchDispatchMode):
         traced = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if not any(_may_vary(tensor) for tensor in traced):
             return func(*args, **kwargs)
+        self._refuse_in_body("Python reads the value of a tensor", line)
         if not self._has_values:
             raise ValuesNeeded
         with disable_current_modes():
@@ -230,6 +271,7 @@ class Watch(TorchDispatchMode):
 
     def freeze_success(self, status: torch.Tensor, what: str, line: SourceLine | None) -> None:
         """Rely on every element of `status` being zero in every batch; no value of the first batch is frozen."""
+        self._refuse_in_body(f"the success of {what} is checked", line)
         self.guards.append((Guard(line, f"the success of {what}"), (status == 0).all()))
 
     def freeze_count(self, count: torch.Tensor, expected: int, line: SourceLine | None) -> None:
@@ -490,6 +532,7 @@ def _segment_reduce(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any],
 
 
 def _known_count(watch: Watch, counted: torch.Tensor) -> int:
+    watch._refuse_in_body("the size of a result depends on the values of a tensor", current_user_line())
     if not watch._has_values:
         raise ValuesNeeded
     with disable_current_modes():

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from poptorch.compiler.guarded_bodies import GuardedBody, tell_findings
 from poptorch.compiler.indices import index_uses
 from poptorch.compiler.intervals import known_intervals
+from poptorch.errors import CompileError, explain
 from poptorch.executable import IndexCheck, first_wrong, out_of_range
 from poptorch.ir import (
     GraphBuilder,
@@ -25,7 +27,10 @@ from poptorch.ir import (
     Role,
     StepGraph,
     insert,
+    is_control,
     note_of,
+    repeat_while,
+    runs_of,
     value_of,
 )
 from poptorch.ir.ops import ancestors, has_effect, is_random
@@ -56,16 +61,22 @@ _KEEPS_ELEMENTS = frozenset(
 
 def check_indices(graph: StepGraph) -> tuple[StepGraph, tuple[IndexCheck, ...]]:
     """The graph with safe indices and without markers, and the checks to make before it runs."""
-    if not any(True for node in graph.ops.nodes for _ in index_uses(node)):
+    if not _uses_indices(graph):
         return graph, ()
     bounds = _Bounds(replace(graph, ops=graph.copy_ops()))
     return bounds.guarded_graph(), tuple(bounds.checks.values())
 
 
-class _Bounds:
-    """The indices of one graph, which is changed on the way."""
+def _uses_indices(graph: StepGraph) -> bool:
+    own = any(True for node in graph.ops.nodes for _ in index_uses(node))
+    return own or any(map(_uses_indices, graph.graphs.values()))
 
-    def __init__(self, graph: StepGraph) -> None:
+
+class _Bounds:
+    """The indices of one graph, which is changed on the way. Nothing is known about what a body is given."""
+
+    def __init__(self, graph: StepGraph, *, is_body: bool = False) -> None:
+        self._is_body = is_body
         self.checks: dict[Any, IndexCheck] = {}
         self._graph, self._ops = graph, graph.ops
         self._known = known_intervals(graph.ops)
@@ -74,8 +85,19 @@ class _Bounds:
         self._guards: list[tuple[Guard, fx.Node]] = []
         self._safe: dict[fx.Node, fx.Node] = {}  # what indices were replaced by
         for node in list(self._ops.nodes):
+            if is_control(node):
+                self._see_inside(node)
             for index, allowed in list(index_uses(node)):
                 self._see_to(node, index, allowed)
+
+    def _see_inside(self, node: fx.Node) -> None:
+        """Make sure of the same in what a node runs."""
+        bodies = [_guarded_body(self._graph.graphs[run.graph]) for run in runs_of(node)]
+        if node.target is repeat_while and bodies[0].findings:
+            raise _unsafe_condition(bodies[0].findings[0][0])
+        graphs, findings = tell_findings(self._ops, node, bodies)
+        self._graph = replace(self._graph, graphs={**self._graph.graphs, **graphs})
+        self._guards += findings
 
     def _see_to(self, node: fx.Node, index: fx.Node, allowed: Range) -> None:
         """Make sure that an op gets no integer that it does not take."""
@@ -88,7 +110,8 @@ class _Bounds:
         line = None if note is None else note.line
         needed = {n for n in ancestors([index]) if n.target is not WITHIN}
         sources = [self._specs[n] for n in needed if n.op == "placeholder"]
-        is_given = all(map(self._is_given, sources)) and not any(is_random(n) or has_effect(n) for n in needed)
+        is_fixed = not any(is_random(n) or has_effect(n) or is_control(n) for n in needed)
+        is_given = all(map(self._is_given, sources)) and is_fixed
         if is_given and not sources:
             self._check_now(index, allowed, line)
         elif is_given and len(needed) <= _LONGEST_COMPUTATION:
@@ -98,6 +121,8 @@ class _Bounds:
 
     def _is_given(self, spec: InputSpec) -> bool:
         """Whether an input is known before a call runs, and small enough to compute with a second time."""
+        if self._is_body:
+            return False
         if spec.role is Role.USER_INPUT:
             return True
         return spec.role in (Role.BUFFER, Role.CONSTANT) and spec.name not in self._graph.signature.written
@@ -144,7 +169,7 @@ class _Bounds:
                 else:
                     builder.copy([node])
         builder.output(OutputSpec("index", OutputRole.USER_OUTPUT), builder.copies[index])
-        return builder.build("index", graphs=self._graph.graphs)
+        return builder.build("index")
 
     def _guard(self, node: fx.Node, index: fx.Node, allowed: Range, line: SourceLine | None) -> None:
         """Let the program tell the worst of some integers, and go on with those that are in range."""
@@ -173,12 +198,20 @@ class _Bounds:
     def _first_op(self) -> fx.Node:
         return next(node for node in self._ops.nodes if node.op != "placeholder")
 
+    def _remove_markers(self) -> None:
+        for node in [node for node in self._ops.nodes if node.target is WITHIN]:
+            node.replace_all_uses_with(node.args[0])  # pyright: ignore[reportArgumentType]
+            self._ops.erase_node(node)
+
+    def guarded_body(self) -> GuardedBody:
+        """The body as it is now, without markers, and what its guards find."""
+        self._remove_markers()
+        return GuardedBody(self._graph, self._guards)
+
     def guarded_graph(self) -> StepGraph:
         """The graph as it is now, without markers; it returns what its guards have found."""
         ops = self._ops
-        for node in [node for node in ops.nodes if node.target is WITHIN]:
-            node.replace_all_uses_with(node.args[0])  # pyright: ignore[reportArgumentType]
-            ops.erase_node(node)
+        self._remove_markers()
         if not self._guards:
             return self._graph
         output = ops.output_node()
@@ -196,6 +229,22 @@ class _Bounds:
         signature = replace(self._graph.signature, outputs=(*specs, OutputSpec("guards", OutputRole.GUARD)))
         guards_of = (*self._graph.guards, *(guard for guard, _ in self._guards))
         return replace(self._graph, signature=signature, guards=guards_of)
+
+
+def _unsafe_condition(guard: Guard) -> CompileError:
+    return CompileError(
+        explain(
+            f"the condition of a loop uses an index that may be out of range: {guard.expected}.",
+            where=str(guard.line),
+            fix="compute it in the body of the loop and carry the result",
+        )
+    )
+
+
+def _guarded_body(graph: StepGraph) -> GuardedBody:
+    if not _uses_indices(graph):
+        return GuardedBody(graph, ())
+    return _Bounds(replace(graph, ops=graph.copy_ops()), is_body=True).guarded_body()
 
 
 def _described(spec: InputSpec) -> str:

@@ -127,7 +127,8 @@ def _shared(
         builder.output(spec, builder.copies[node])
     for node, spec in scratch.items():
         builder.output(OutputSpec(spec.name, OutputRole.NEW_VALUE), builder.copies[node])
-    shared = builder.build(f"{graph.name}-shared", guards=graph.guards, constants=graph.constants)
+    name = f"{graph.name}-shared"
+    shared = builder.build(name, guards=graph.guards, constants=graph.constants, graphs=graph.graphs)
     return shared, tuple(state)
 
 

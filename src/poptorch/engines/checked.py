@@ -7,7 +7,7 @@ found by its operands: NaN and infinities that were there before, such as those 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,13 @@ import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
-from poptorch.engines.eager import EagerKernel, eager_ops
+from poptorch.engines.eager import EagerKernel, eager_graphs, eager_ops
 from poptorch.engines.engine import Kernel
 from poptorch.engines.host import Observer, unobserved
 from poptorch.errors import FloatError, explain
 from poptorch.executable import Program
-from poptorch.ir import Phase, note_of
+from poptorch.ir import Phase, StepGraph, note_of, runs_of
+from poptorch.ir.python import run_graphs
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _DIVISIONS = frozenset({"div", "reciprocal", "remainder", "fmod", "floor_divide"})
@@ -35,18 +36,26 @@ class CheckedEngine:
     name: str = "checked eager"
 
     def compile(self, programs: Sequence[Program], observe: Observer = unobserved) -> dict[str, Kernel]:
-        graphs = {program: program.graph for program in programs}
-        return {p.name: EagerKernel.of(p, graph, _CheckedOps(eager_ops(graph)).run) for p, graph in graphs.items()}
+        return {program.name: self._compile(program) for program in programs}
+
+    def _compile(self, program: Program) -> EagerKernel:
+        graph = program.graph
+        return EagerKernel.of(program, graph, _CheckedOps(eager_ops(graph), eager_graphs(graph)).run)
 
 
 class _CheckedOps(fx.Interpreter):
     """Runs ops one by one and looks at what each of them makes of its operands."""
 
-    def __init__(self, ops: fx.Graph) -> None:
+    def __init__(self, ops: fx.Graph, graphs: Mapping[str, StepGraph]) -> None:
         super().__init__(nn.Module(), graph=ops)
+        self._inner = {name: _CheckedOps(graph.ops, graph.graphs).run for name, graph in graphs.items()}
         self.extra_traceback = False  # our message is the whole message
 
     def run_node(self, n: fx.Node) -> Any:
+        if runs_of(n):
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            own = kwargs.get("generator")
+            return run_graphs(n.target, args, self._inner, *([] if own is None else [own]))
         result = super().run_node(n)
         if n.op == "call_function":
             operands = _leaves(self.fetch_args_kwargs_from_env(n))

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import fx
 
 from poptorch._logging import without_remarks
+from poptorch.engines.control_flow import WithControlFlow, all_nodes
 from poptorch.engines.decompositions import decompositions, runs_in_pytorch
-from poptorch.engines.ops import runnable_ops, write_in_place, written_positions
+from poptorch.engines.ops import write_in_place, written_positions
 from poptorch.engines.outer_loops import SplitOuterLoops
 from poptorch.engines.passes.draw_ahead import calls_python
 from poptorch.engines.private import (
@@ -79,7 +80,7 @@ def generate(graph: StepGraph, *, has_images: bool = False, is_careful: bool = F
     if graph.takes_any_length:
         inputs = [_of_any_length(tensor, fake) if tensor.dim() else tensor for tensor in inputs]
     with _compiling(fake, graph, has_images=has_images, is_careful=is_careful):
-        decomposed = joint_graph_passes(_decompose(runnable_ops(graph), inputs, fake))
+        decomposed = joint_graph_passes(_decompose(graph, inputs, fake))
         writes_in_place = not calls_python(graph)
         final = write_in_place(decomposed, written_positions(graph)) if writes_in_place else decomposed
         state = range(len(graph.signature.state))
@@ -95,22 +96,23 @@ def _of_any_length(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:
     return fake.from_tensor(real, symbolic_context=context, source=ConstantSource("vector"))
 
 
-def _decompose(ops: fx.Graph, inputs: list[torch.Tensor], fake: FakeTensorMode) -> fx.GraphModule:
+def _decompose(graph: StepGraph, inputs: list[torch.Tensor], fake: FakeTensorMode) -> fx.GraphModule:
     """The same ops in terms of those that Inductor generates code for, with the inputs' memory layouts."""
-    run = fx.Interpreter(nn.Module(), graph=ops).run
+    run = WithControlFlow(graph).run
     with fake, fx_traceback.preserve_node_meta():
         trace = make_fx(run, decomposition_table=decompositions(), _allow_non_fake_inputs=True)
         decomposed = trace(*inputs)
-    for node in decomposed.graph.nodes:
-        if runs_in_pytorch(node):
-            node.meta["should_fallback"] = True
+    for module in decomposed.modules():  # those that are inside are bodies of loops and branches
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            if runs_in_pytorch(node):
+                node.meta["should_fallback"] = True
     return decomposed
 
 
 @contextmanager
 def _compiling(fake: FakeTensorMode, graph: StepGraph, *, has_images: bool, is_careful: bool) -> Iterator[None]:
     # Inductor takes the workspace of oneDNN's recurrent layer for a buffer of one float, and would reuse it as such.
-    recurrent = any(node.target is torch.ops.aten.mkldnn_rnn_layer.default for node in graph.ops.nodes)
+    recurrent = any(node.target is torch.ops.aten.mkldnn_rnn_layer.default for node in all_nodes(graph))
     patches = {**_CONFIG, "force_layout_optimization": has_images, "allow_buffer_reuse": not recurrent}
     patches["cpp.cxx"] = (None, find_compiler())
     if is_careful:

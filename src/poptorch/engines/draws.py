@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, fx
 
+from poptorch.ir import is_control
 from poptorch.ir.ops import is_random
 
 aten = torch.ops.aten
@@ -40,7 +41,8 @@ def give_generator(ops: fx.Graph) -> None:
         generator = ops.placeholder("generator")
     for node in ops.nodes:
         if draws(node) and node.kwargs.get("generator") is None:
-            node.target = taking_generator(node.target)
+            if not is_control(node):  # which hands it to the graphs that it runs
+                node.target = taking_generator(node.target)
             node.kwargs = {**node.kwargs, "generator": generator}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,8 @@ from poptorch.engines.host_state import HostState, Strides
 from poptorch.engines.ops import returned_count, runnable_ops, written_positions
 from poptorch.engines.passes.eager import EAGER
 from poptorch.executable import Program
-from poptorch.ir import StepGraph
+from poptorch.ir import StepGraph, runs_of
+from poptorch.ir.control import draws_inside
 from poptorch.ir.python import as_function
 
 
@@ -30,7 +31,7 @@ class EagerEngine:
 
     def compile_one(self, program: Program, observe: Observer = unobserved) -> EagerKernel:
         graph = run_host_passes(program.graph, Host(fixed=program.fixed), EAGER, observe)
-        return EagerKernel.of(program, graph, as_function(eager_ops(graph), program.name, graph.graphs))
+        return EagerKernel.of(program, graph, as_function(eager_ops(graph), program.name, eager_graphs(graph)))
 
 
 def eager_ops(graph: StepGraph) -> fx.Graph:
@@ -38,6 +39,17 @@ def eager_ops(graph: StepGraph) -> fx.Graph:
     ops = runnable_ops(graph)
     give_generator(ops)
     return ops
+
+
+def eager_graphs(graph: StepGraph) -> dict[str, StepGraph]:
+    """The graphs that ops of a graph run, in the same form; those of a node that draws take a generator as well."""
+    drawing = {run.graph for node in graph.ops.nodes if draws_inside(node) for run in runs_of(node)}
+    return {
+        name: replace(
+            inner, ops=eager_ops(inner) if name in drawing else runnable_ops(inner), graphs=eager_graphs(inner)
+        )
+        for name, inner in graph.graphs.items()
+    }
 
 
 @dataclass(frozen=True)

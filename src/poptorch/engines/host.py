@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from poptorch.ir import StepGraph, verify
+from poptorch.ir import StepGraph, is_control, runs_of, verify
 
 Observer = Callable[[str, StepGraph], None]
 
@@ -19,6 +20,21 @@ class Host:
 
 
 HostPass = Callable[[StepGraph, Host], StepGraph]
+
+
+def in_bodies_too(apply: HostPass) -> HostPass:
+    """A pass that is also applied to what loops and branches run."""
+
+    @functools.wraps(apply)
+    def everywhere(graph: StepGraph, host: Host) -> StepGraph:
+        changed = apply(graph, host)
+        names = [run.graph for node in changed.ops.nodes if is_control(node) for run in runs_of(node)]
+        before = {name: changed.graphs[name] for name in names}
+        bodies = {name: everywhere(body, host) for name, body in before.items()}
+        is_same = all(bodies[name] is body for name, body in before.items())
+        return changed if is_same else replace(changed, graphs={**changed.graphs, **bodies})
+
+    return everywhere
 
 
 def run_host_passes(graph: StepGraph, host: Host, passes: Sequence[HostPass], observe: Observer) -> StepGraph:

@@ -23,7 +23,6 @@ from poptorch.engines.ops import returned_count, written_positions
 from poptorch.engines.passes.channels_last import convolution_weights
 from poptorch.engines.passes.draw_ahead import DRAWS
 from poptorch.engines.passes.native import CAREFUL, NATIVE
-from poptorch.engines.passes.prepare import PREPARE
 from poptorch.engines.private import aoti
 from poptorch.engines.toolchain import CannotBuild, Problem, broken
 from poptorch.errors import EngineError, explain
@@ -82,9 +81,8 @@ class NativeKernel:
         cut = cut_at_calls(graph)
         images = any(spec.owner in host.channels_last for spec in program.state)
         called: dict[str, NativeCode] = {}
-        for name, inner in graph.graphs.items():
-            if name not in (DRAWS, PREPARE):
-                called[name] = generate(inner, is_careful=is_careful)
+        for name in dict.fromkeys(call.graph for call in cut.calls):
+            called[name] = generate(graph.graphs[name], is_careful=is_careful)
         if called:
             logger.debug("%s: %d pieces of %d patterns", program.name, len(cut.calls), len(called))
         return cls(

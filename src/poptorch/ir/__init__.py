@@ -1,6 +1,7 @@
 """`StepGraph`: an FX graph of ATen ops and its `Signature`; building, editing, printing and verifying."""
 
 from poptorch.ir.build import GraphBuilder
+from poptorch.ir.control import call_graph, choose_graph, is_control, repeat_graph, repeat_while, runs_of
 from poptorch.ir.edit import insert, insert_as, without_identities
 from poptorch.ir.graph import (
     SCOPE,
@@ -11,7 +12,6 @@ from poptorch.ir.graph import (
     Phase,
     StepGraph,
     annotation,
-    call_graph,
     give_name,
     give_note,
     hint_of,
@@ -42,6 +42,7 @@ __all__ = [
     "StepGraph",
     "annotation",
     "call_graph",
+    "choose_graph",
     "describe",
     "fake_mode",
     "give_name",
@@ -49,8 +50,12 @@ __all__ = [
     "hint_of",
     "insert",
     "insert_as",
+    "is_control",
     "is_update",
     "note_of",
+    "repeat_graph",
+    "repeat_while",
+    "runs_of",
     "tensor_type",
     "update_value",
     "value_of",

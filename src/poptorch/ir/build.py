@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.ir.graph import Guard, Note, StepGraph, annotation, call_graph, called_graphs
+from poptorch.ir.control import call_graph, called_graphs
+from poptorch.ir.graph import Guard, Note, StepGraph, annotation
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature
 from poptorch.ir.values import describe, update_value, value_of
 

@@ -6,14 +6,16 @@ the hints that users gave about it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import fx
 
+from poptorch.ir.control import print_run, runs_of, verify_runs
 from poptorch.ir.ops import as_op, is_random
 from poptorch.ir.placement import Placement
 from poptorch.ir.ranges import Range
@@ -190,29 +192,7 @@ def verify(graph: StepGraph) -> None:
         assert tuple(value.shape) == spec.shape and value.dtype == spec.dtype, f"{spec} is declared, {value} is taken"
     guards = [spec for spec in outputs if spec.role is OutputRole.GUARD]
     assert len(guards) == bool(graph.guards), "one guard output if there are guards, none otherwise"
-    for node in graph.ops.nodes:
-        if node.target is call_graph:
-            _verify_call(graph, node)
-
-
-def _verify_call(graph: StepGraph, call: fx.Node) -> None:
-    name, operands = cast("tuple[str, list[fx.Node]]", call.args)
-    assert name in graph.graphs, f"a call of {name}, which does not exist"
-    taken = graph.graphs[name].signature.inputs
-    assert len(operands) == len(taken), f"{name} takes {len(taken)} tensors, not {len(operands)}"
-    for spec, operand in zip(taken, operands, strict=True):
-        value = value_of(operand)
-        assert value.dtype == spec.dtype and value.dim() == len(spec.shape), f"{spec} is declared, {value} is passed"
-
-
-def call_graph(name: str, operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """What a node calls that runs another graph on tensors of this one; engines put that graph in its place."""
-    raise AssertionError(f"{name} is not a function but a graph")
-
-
-def called_graphs(ops: fx.Graph) -> set[str]:
-    """The names of the graphs that ops run."""
-    return {str(node.args[0]) for node in ops.nodes if node.target is call_graph}
+    verify_runs(graph)
 
 
 def _print(graph: StepGraph) -> Iterator[str]:
@@ -250,9 +230,8 @@ def _type(node: fx.Node) -> str:
 def _call(node: fx.Node, names: dict[fx.Node, str]) -> str:
     target = node.target
     called = str(target).removesuffix(".default") if as_op(target) is not None else _name(target)
-    if target is call_graph:
-        name, operands = cast("tuple[str, list[object]]", node.args)
-        return f"call {name}({', '.join(_argument(operand, names) for operand in operands)})"
+    if runs_of(node):
+        return print_run(node, partial(_argument, names=names))
     arguments = [_argument(value, names) for value in node.args]
     arguments += [f"{key}={_argument(value, names)}" for key, value in node.kwargs.items()]
     return f"{called}({', '.join(arguments)})"

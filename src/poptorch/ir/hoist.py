@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from poptorch.ir.build import GraphBuilder
+from poptorch.ir.control import is_control
 from poptorch.ir.graph import Note, Phase, StepGraph, note_of
 from poptorch.ir.ops import ancestors, has_effect, is_random, is_view, memory_owner
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role
@@ -38,8 +39,8 @@ def _weight_only(graph: StepGraph, fixed: set[fx.Node]) -> set[fx.Node]:
     known = set(fixed)
     for node in graph.ops.nodes:
         inputs = node.all_input_nodes
-        same_every_time = node.op == "call_function" and not is_random(node) and not has_effect(node)
-        if same_every_time and inputs and known.issuperset(inputs):
+        may_differ = is_random(node) or has_effect(node) or is_control(node)
+        if node.op == "call_function" and not may_differ and inputs and known.issuperset(inputs):
             known.add(node)
     return known - fixed
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
+from poptorch.ir.control import choose_graph, repeat_graph, repeat_while
 from poptorch.ir.graph import SCOPE, Note, Phase, StepGraph, note_of
 from poptorch.ir.ops import as_op
 from poptorch.ir.signature import OutputRole, Role
@@ -25,6 +27,7 @@ _KINDS = {
     "_softmax": "Softmax",
     "nll_loss_forward": "NllLoss",
 }
+_CONTROL: dict[Any, str] = {repeat_graph: "Loop", choose_graph: "If", repeat_while: "Loop"}
 _HYPERS = {"lr": "scaledLearningRate", "weight_decay": "weightDecay"}
 
 
@@ -94,6 +97,8 @@ def _is_hint(node: fx.Node) -> bool:
 
 
 def _kind(node: fx.Node) -> str:
+    if node.target in _CONTROL:
+        return _CONTROL[node.target]
     op = as_op(node.target)
     name = node.name if op is None else op._schema.name.rpartition("::")[2]  # pyright: ignore[reportPrivateUsage]
     return _KINDS.get(name) or "".join(part.capitalize() for part in name.split("_"))

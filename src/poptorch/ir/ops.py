@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from poptorch.ir.control import draws_inside
+
 Op = torch._ops.OpOverload  # pyright: ignore[reportPrivateUsage]
 
 
@@ -20,7 +22,9 @@ _DROPOUT = 3  # the position of the probability
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether an op draws random numbers; attention does so only to drop something out."""
+    """Whether an op draws random numbers, or runs a graph that does; attention draws only to drop something out."""
+    if draws_inside(node):
+        return True
     op = as_op(node.target)
     if op is None or torch.Tag.nondeterministic_seeded not in op.tags:
         return False

@@ -14,10 +14,13 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from poptorch.ir.graph import StepGraph, call_graph
+from poptorch.ir.control import call_graph, choose_graph, repeat_graph, repeat_while, runs_of
+from poptorch.ir.graph import StepGraph
 from poptorch.ir.ops import memory_owner
 
 _PLAIN = (bool, int, str, type(None))
+Tensors = Sequence[torch.Tensor]
+Function = Callable[..., Tensors]
 
 
 def as_function(
@@ -32,6 +35,17 @@ def as_function(
     lines = [f"def run({', '.join(printer.inputs)}):", *printer.lines]
     exec(compile("\n    ".join(lines), f"<{name}>", "exec"), printer.named)
     return printer.named.pop("run")
+
+
+def run_graphs(
+    target: Any, arguments: Sequence[Any], functions: Mapping[str, Function], *generator: torch.Generator
+) -> Tensors:
+    """What a node that runs graphs gives, for its arguments with tensors in place of nodes, and functions for graphs.
+
+    They are given the generator after their other arguments, if there is one.
+    """
+    given = (functions[each] if isinstance(each, str) else each for each in arguments)
+    return _RUNNERS[target](*given, *generator)
 
 
 class _Printer:
@@ -55,9 +69,8 @@ class _Printer:
                 self.lines.append(f"{self._values[node]} = {self._call(node)}" + (f"; {freed}None" if freed else ""))
 
     def _call(self, node: fx.Node) -> str:
-        if node.target is call_graph:
-            name, operands = cast("tuple[str, list[object]]", node.args)
-            return f"{self._name(self._called[name])}({', '.join(map(self._print, operands))})"
+        if runs_of(node):
+            return self._run(node)
         arguments = list(map(self._print, node.args))
         if (owner := _shown_input(node)) is not None:
             position = _OFFSETS[node.target]
@@ -66,6 +79,14 @@ class _Printer:
         arguments += [f"{name}={value}" for name, value in named.items() if not keyword.iskeyword(name)]
         arguments += [f"**{{{name!r}: {value}}}" for name, value in named.items() if keyword.iskeyword(name)]
         return f"{self._name(node.target)}({', '.join(arguments)})"
+
+    def _run(self, node: fx.Node) -> str:
+        """A call of other graphs; a node that was given a generator hands it to them as their last argument."""
+        called = iter([self._name(self._called[run.graph]) for run in runs_of(node)])
+        arguments = [next(called) if isinstance(value, str) else self._print(value) for value in node.args]
+        own = node.kwargs.get("generator")
+        generator = "" if own is None else f", {self._print(own)}"
+        return f"{self._name(_RUNNERS[node.target])}({', '.join(arguments)}{generator})"
 
     def _print(self, value: object) -> str:
         if isinstance(value, fx.Node):
@@ -87,6 +108,44 @@ class _Printer:
         return name
 
 
+def _call(function: Function, operands: Tensors) -> Tensors:
+    return function(*operands)
+
+
+def _repeat(body: Function, count: int, carried: Tensors, captured: Tensors, *generator: torch.Generator) -> Tensors:
+    for _ in range(count):
+        carried = body(*carried, *captured, *generator)
+    return carried
+
+
+def _choose(
+    condition: torch.Tensor,
+    then: Function,
+    then_operands: Tensors,
+    otherwise: Function,
+    else_operands: Tensors,
+    *generator: torch.Generator,
+) -> Tensors:
+    if condition:
+        return then(*then_operands, *generator)
+    return otherwise(*else_operands, *generator)
+
+
+def _repeat_while(
+    holds: Function, body: Function, carried: Tensors, captured: Tensors, *generator: torch.Generator
+) -> Tensors:
+    carried = [tensor.clone() for tensor in carried]  # which are the results if the body never runs
+    while holds(*carried, *captured, *generator)[0]:
+        carried = body(*carried, *captured, *generator)
+    return carried
+
+
+_RUNNERS: dict[Any, Callable[..., Tensors]] = {
+    call_graph: _call,
+    repeat_graph: _repeat,
+    choose_graph: _choose,
+    repeat_while: _repeat_while,
+}
 _OFFSETS: dict[Any, int] = {  # which argument says where in memory a value starts
     torch.ops.aten.as_strided.default: 3,
     torch.ops.aten.as_strided_copy.default: 3,

@@ -15,7 +15,8 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from poptorch.ir.graph import Guard, HintValue, Note, Phase, StepGraph, annotation, call_graph, note_of
+from poptorch.ir.control import call_graph, choose_graph, repeat_graph, repeat_while
+from poptorch.ir.graph import Guard, HintValue, Note, Phase, StepGraph, annotation, note_of
 from poptorch.ir.ops import as_op
 from poptorch.ir.placement import Placement
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature
@@ -95,12 +96,11 @@ def _op_data(node: fx.Node, numbers: Mapping[fx.Node, int]) -> list[Data]:
 
 def target_name(target: object) -> str:
     """What an op is called in data: `aten.add.Tensor`."""
-    if target is operator.getitem:
-        return "getitem"
-    if target is call_graph:
-        return "call"
     if as_op(target) is not None:
         return str(target)
+    for name, function in _NOT_OPS.items():
+        if target is function:
+            return name
     raise FormatError(f"{target} is no op that data can name")
 
 
@@ -237,7 +237,13 @@ def _target(name: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", found)
 
 
-_NOT_OPS: dict[str, Callable[..., Any]] = {"getitem": operator.getitem, "call": call_graph}
+_NOT_OPS: dict[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "call": call_graph,
+    "repeat": repeat_graph,
+    "if": choose_graph,
+    "while": repeat_while,
+}
 
 
 def _argument(data: Data, nodes: Sequence[fx.Node]) -> Any:

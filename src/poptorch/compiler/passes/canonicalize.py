@@ -41,7 +41,8 @@ def canonicalize(graph: StepGraph, settings: Settings) -> StepGraph:
     results = _separate(ops, graph)
     ops.output_node().args = (tuple(results),)
     ops.eliminate_dead_code()
-    return replace(graph, ops=ops)
+    inner = {name: canonicalize(each, settings) for name, each in graph.graphs.items()}
+    return replace(graph, ops=ops, graphs=inner)
 
 
 def _use_long_labels(ops: fx.Graph, loss: fx.Node) -> None:

@@ -13,12 +13,13 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-from poptorch.engines.host import Host
+from poptorch.engines.host import Host, in_bodies_too
 from poptorch.ir import StepGraph, insert, value_of
 
 aten = torch.ops.aten
 
 
+@in_bodies_too
 def write_out_alpha(graph: StepGraph, host: Host) -> StepGraph:
     """Multiply before adding."""
     if not any(_has_factor(node) for node in graph.ops.nodes):

@@ -9,16 +9,32 @@ Keeps: every value; which numbers are drawn, in the order of the program.
 from __future__ import annotations
 
 import operator
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Generator, fx
 
+from poptorch.engines.control_flow import all_nodes
 from poptorch.engines.draws import draws
 from poptorch.engines.host import Host
 from poptorch.engines.native_draws import call_back, prepared
-from poptorch.ir import GraphBuilder, InputSpec, Note, OutputRole, OutputSpec, Phase, Role, StepGraph, note_of, value_of
+from poptorch.ir import (
+    GraphBuilder,
+    InputSpec,
+    Note,
+    OutputRole,
+    OutputSpec,
+    Phase,
+    Role,
+    StepGraph,
+    choose_graph,
+    is_control,
+    note_of,
+    runs_of,
+    value_of,
+)
 from poptorch.ir.ops import as_op, memory_owner
 
 aten = torch.ops.aten
@@ -35,23 +51,16 @@ def draw_ahead(graph: StepGraph, host: Host) -> StepGraph:
     builder = GraphBuilder()
     builder.inputs(graph.inputs)
     builder.inputs((spec, node) for node, spec in specs.items())
-    last: dict[Generator | None, fx.Node] = {}  # the last draw from each generator that code calls back for
-    for node in graph.ops.nodes:
-        if node.op != "call_function" or node in specs:
-            continue
-        if draws(node):
-            own: Any = node.kwargs.get("generator")
-            last[own] = _add_call_back(builder, node, last.get(own))
-        else:
-            builder.copy([node])
+    bodies = _call_back(builder, graph, specs, {})
     drawn = {builder.copies[node] for node in ahead}
     for spec, node in graph.outputs:
         result = builder.copies[node]
         if memory_owner(result) in drawn:  # the caller keeps it, and the memory is used again
             result = builder.call(_note(node), aten.clone.default, result)
         builder.output(spec, result)
-    changed = builder.build(graph.name, guards=graph.guards, constants=graph.constants, graphs=graph.graphs)
-    return replace(changed, graphs={**graph.graphs, DRAWS: _drawing(specs)}) if specs else changed
+    graphs = {**graph.graphs, **bodies}
+    changed = builder.build(graph.name, guards=graph.guards, constants=graph.constants, graphs=graphs)
+    return replace(changed, graphs={**graphs, DRAWS: _drawing(specs)}) if specs else changed
 
 
 def _ahead(graph: StepGraph) -> list[fx.Node]:
@@ -62,13 +71,80 @@ def _ahead(graph: StepGraph) -> list[fx.Node]:
     found: list[fx.Node] = []
     waiting: set[Generator | None] = set()
     for node in graph.ops.nodes:
-        if draws(node):
+        if is_control(node):
+            waiting |= _generators(graph, node)
+        elif draws(node):
             own: Any = node.kwargs.get("generator")
             if own in waiting or prepared(node) is None:
                 waiting.add(own)
             else:
                 found.append(node)
     return found
+
+
+def _generators(graph: StepGraph, node: fx.Node) -> set[Generator | None]:
+    """The generators that bodies of a node draw from."""
+    found: set[Generator | None] = set()
+    for run in runs_of(node):
+        for inner in all_nodes(graph.graphs[run.graph]):
+            if draws(inner) and not is_control(inner):
+                found.add(inner.kwargs.get("generator"))  # pyright: ignore[reportArgumentType]
+    return found
+
+
+_Last = dict[Generator | None, fx.Node]  # the last draw from each generator that code calls back for
+
+
+def _call_back(builder: GraphBuilder, graph: StepGraph, ahead: Container[fx.Node], last: _Last) -> dict[str, StepGraph]:
+    """Copy the ops of a graph but those that are drawn ahead; other draws go through Python, one after the other.
+
+    Gives the bodies of loops and branches that have changed.
+    """
+    bodies: dict[str, StepGraph] = {}
+    for node in graph.ops.nodes:
+        if node.op != "call_function" or node in ahead:
+            continue
+        if not draws(node):
+            builder.copy([node])
+        elif is_control(node):
+            bodies.update(_call_back_inside(builder, graph, node, last))
+        else:
+            own: Any = node.kwargs.get("generator")
+            last[own] = _add_call_back(builder, node, last.get(own))
+    return bodies
+
+
+def _call_back_inside(builder: GraphBuilder, graph: StepGraph, node: fx.Node, last: _Last) -> dict[str, StepGraph]:
+    """Copy a node that runs bodies; these take earlier draws as operands, to come after them."""
+    own = _generators(graph, node)
+    earlier = {generator: drawn for generator, drawn in last.items() if generator in own}
+    bodies = {run.graph: _drawing_body(graph.graphs[run.graph], earlier) for run in runs_of(node)}
+    builder.copy([node])
+    copied = builder.copies[node]
+    arguments: list[Any] = list(copied.args)
+    for position in (2, 4) if node.target is choose_graph else (3,):
+        arguments[position] = [*arguments[position], *earlier.values()]
+    copied.args, copied.kwargs = tuple(arguments), {}  # what calls back is an op like others
+    if value_of(node):
+        first = builder.call_as(_note(node), value_of(node)[0], operator.getitem, copied, 0)
+        last.update(dict.fromkeys(own, first))
+    return bodies
+
+
+def _drawing_body(graph: StepGraph, earlier: _Last) -> StepGraph:
+    builder = GraphBuilder()
+    builder.inputs(graph.inputs)
+    last: _Last = {}
+    for index, (generator, drawn) in enumerate(earlier.items()):
+        last[generator] = builder.input(InputSpec.of(f"earlier{index}", Role.USER_INPUT, value_of(drawn)))
+    if graph.placeholders:  # so that no draw is taken for a constant
+        operand = builder.copies[graph.placeholders[0]]
+        for generator in (node.kwargs.get("generator") for node in graph.ops.nodes if draws(node)):
+            last.setdefault(generator, operand)  # pyright: ignore[reportArgumentType]
+    bodies = _call_back(builder, graph, (), last)
+    for spec, result in graph.outputs:
+        builder.output(spec, builder.copies[result])
+    return builder.build(graph.name, graphs={**graph.graphs, **bodies})
 
 
 def _add_call_back(builder: GraphBuilder, node: fx.Node, earlier: fx.Node | None) -> fx.Node:
@@ -102,9 +178,11 @@ def _note(node: fx.Node) -> Note:
 
 def calls_python(graph: StepGraph) -> bool:
     """Whether code for a graph may run Python on the way: ops of ours or of the user, and draws that need data."""
-    return any(node.op == "call_function" and not _is_native(node) for node in graph.ops.nodes)
+    return any(node.op == "call_function" and not _is_native(node) for node in all_nodes(graph))
 
 
 def _is_native(node: fx.Node) -> bool:
     op = as_op(node.target)
-    return node.target is operator.getitem if op is None else op.namespace in _OF_PYTORCH
+    if op is None:
+        return node.target is operator.getitem or is_control(node)
+    return op.namespace in _OF_PYTORCH

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.engines.host import Host
+from poptorch.engines.host import Host, in_bodies_too
 from poptorch.ir import Phase, StepGraph, insert, note_of, update_value, value_of
 from poptorch.ir.ops import memory_owner
 
@@ -54,6 +54,7 @@ _WHOLE_VIEWS = frozenset(
 )  # that show every element; to widen what they show costs no more than to widen them
 
 
+@in_bodies_too
 def widen_products(graph: StepGraph, host: Host) -> StepGraph:
     """Put casts around every product of 16-bit floats."""
     if not any(_is_narrow_product(node) for node in graph.ops.nodes):
