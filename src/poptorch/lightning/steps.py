@@ -57,7 +57,7 @@ class Step:
             leaves = self._leaves(args[0], counts)
             recording, outputs = self._run(leaves, args, counts)
             replay = Replay(self._package, self._module, self.batching, recording, outputs)
-            return replay.run(args[0], combines=self._combines)
+            return replay.run(args[0], counts, combines=self._combines)
 
     def _run(
         self, leaves: dict[str, Any], args: tuple[Any, ...], counts: Counts
@@ -71,7 +71,7 @@ class Step:
                     return recording, self.executor(**leaves)
             except GuardError as error:
                 if not self._can_compile_instead(error, recording, counts):
-                    raise
+                    raise _with_advice(error) from None
                 reason = str(error).partition(": ")[2].splitlines()[0]
             self._package.warn(f"poptorch compiles a step of {type(self._module).__name__} again: {reason}")
             self.forget()
@@ -166,6 +166,15 @@ class Step:
         self.executor.destroy()
         self._recordings.clear()
         self._counts, self._uses_counts = None, False
+
+
+def _with_advice(error: GuardError) -> GuardError:
+    """The same error, with what the author of a step can do about it."""
+    advice = (
+        "log, return or append the tensor itself or its .item(), which need no guard; do in a hook such as "
+        "on_train_batch_end what needs the value"
+    )
+    return GuardError(f"{error.message}\n  step:  {advice}", type=error.type, location=error.location)
 
 
 @contextmanager
