@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_a_checkpoint_loads_without_this_library(tmp_path):
     assert ran.stdout == "['fc.bias', 'fc.weight']\n"
 
 
-@pytest.mark.parametrize("order", [("ipu", "cpu"), ("cpu", "ipu")])
+@pytest.mark.parametrize("order", [("ipu", "cpu"), ("cpu", "ipu"), ("ipu", "cpu", "ipu")], ids="-".join)
 @pytest.mark.parametrize("own", [False, True], ids=["torch", "poptorch"])
 def test_a_run_goes_on_elsewhere(order, own, tmp_path):
     def configure(module, accelerator):
@@ -48,15 +49,17 @@ def test_a_run_goes_on_elsewhere(order, own, tmp_path):
         return [optimizer], [lr_scheduler.StepLR(optimizer, 1, 0.5)]
 
     reference = Line(lambda m: configure(m, "cpu"))
-    fit(reference, loader(8), accelerator="cpu", max_epochs=2)
+    fit(reference, loader(8), accelerator="cpu", max_epochs=len(order))
 
-    first = fit(Line(lambda m: configure(m, order[0])), loader(8), accelerator=order[0])
-    first.save_checkpoint(tmp_path / "half.ckpt")
-    module = Line(lambda m: configure(m, order[1]))
-    second = trainer(order[1], max_epochs=2)
-    second.fit(module, loader(8), ckpt_path=tmp_path / "half.ckpt")
+    path = None
+    for epoch, accelerator in enumerate(order):
+        module = Line(partial(configure, accelerator=accelerator))
+        run = trainer(accelerator, max_epochs=epoch + 1)
+        run.fit(module, loader(8), ckpt_path=path)
+        path = tmp_path / f"{epoch}.ckpt"
+        run.save_checkpoint(path)
     assert_same_weights(module, reference)
-    assert second.global_step == 16
+    assert run.global_step == 8 * len(order)
 
 
 class Saved(Logs):

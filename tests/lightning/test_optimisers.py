@@ -7,7 +7,7 @@ import torch
 from torch.optim import lr_scheduler
 
 import poptorch
-from lightning_runs import Line, adam, assert_same_weights, fit, fit_both, loader, pl, sgd, trainer
+from lightning_runs import Line, Logs, adam, assert_same_weights, fit, fit_both, loader, pl, sgd, trainer
 
 
 def scheduled(make, **config):
@@ -28,6 +28,60 @@ def test_schedulers_act_as_on_the_cpu(make, interval):
     (ours, ipu), (theirs, host) = fit_both(scheduled(make, interval=interval), batch_size=8, max_epochs=3)
     assert_same_weights(ours, theirs)
     assert ipu.optimizers[0].param_groups[0]["lr"] == host.optimizers[0].param_groups[0]["lr"] < 0.02
+
+
+def several(module):
+    """One scheduler for every third step, with a name, and one for epochs."""
+    optimizer = sgd(module, momentum=0.9)
+    fast = {"scheduler": lr_scheduler.ExponentialLR(optimizer, 0.9), "interval": "step", "frequency": 3, "name": "fast"}
+    return [optimizer], [fast, lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+def cyclic(module):
+    """Changes the momentum too."""
+    optimizer = sgd(module, momentum=0.9)
+    cycle = lr_scheduler.CyclicLR(optimizer, 0.001, 0.02, step_size_up=3)
+    return [optimizer], [{"scheduler": cycle, "interval": "step"}]
+
+
+def warm_up_then_cosine(module):
+    optimizer = adam(module)
+    parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3), lr_scheduler.CosineAnnealingLR(optimizer, 5)]
+    joined = lr_scheduler.SequentialLR(optimizer, parts, milestones=[3])
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": joined, "interval": "step"}}
+
+
+def bare(module):
+    optimizer = sgd(module)
+    return {"optimizer": optimizer, "lr_scheduler": lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5**epoch)}
+
+
+def plateau_of_steps(module):
+    optimizer = sgd(module)
+    plateau = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "t", "interval": "step"}}
+
+
+class StepsItself(Logs):
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step()
+        self.stepped = True
+
+    def configure_optimizers(self):
+        return bare(self)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [several, cyclic, warm_up_then_cosine, bare, plateau_of_steps, StepsItself],
+    ids=lambda make: make.__name__,
+)
+def test_every_form_of_scheduler_acts_as_on_the_cpu(make):
+    kind = make if make is StepsItself else lambda: Logs(make)
+    (ours, ipu), (theirs, host) = fit_both(kind, batch_size=8, max_epochs=3)
+    assert_same_weights(ours, theirs)
+    assert ipu.optimizers[0].param_groups[0]["lr"] == pytest.approx(host.optimizers[0].param_groups[0]["lr"])
+    assert make is not StepsItself or ours.stepped
 
 
 class Plateau(Line):

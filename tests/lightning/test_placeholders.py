@@ -103,6 +103,7 @@ USES = {
     "comparison": lambda n: (n == 3, n != 3, n < 4, n >= 3, n > n, bool(n)),
     "text": lambda n: (f"{n:5}", str(n), repr(n), "{}".format(n)),  # noqa: UP032
     "functions": lambda n: (abs(-n), round(n), int(n), float(n), hash(n), max(n, 1), math.sqrt(n)),
+    "quotients": lambda n: (divmod(n, 2), divmod(7, n)),
     "methods": lambda n: n.as_integer_ratio(),
     "kind": lambda n: (isinstance(n, int), isinstance(n, float)),
     "torch": lambda n: ((torch.ones(2) * n).tolist(), torch.full((2,), n).tolist()),
@@ -120,6 +121,7 @@ def test_an_integer_item_is_an_index():
     two = ReadLater(torch.tensor(2), torch.Tensor.item)
     assert ["a", "b", "c"][two] == "c"
     assert list(range(two)) == [0, 1]
+    assert (1 << two, two >> 1, two & 3, 4 | two, ~two) == (4, 1, 2, 6, -3)
 
 
 class Rates(Line):

@@ -101,8 +101,9 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
     return lambda number, other: function(other, number)
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor"):
-    _function = getattr(operator, _name)
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and_", "or_", "xor")
+for _name in (*_BINARY, "divmod"):
+    _function = getattr(operator, _name, divmod)
     setattr(ReadLater, f"__{_name.rstrip('_')}__", _reading(_function))
     setattr(ReadLater, f"__r{_name.rstrip('_')}__", _reading(_reflected(_function)))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "index"):

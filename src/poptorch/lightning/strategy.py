@@ -10,7 +10,7 @@ import torch
 
 import poptorch
 from poptorch.lightning import reports
-from poptorch.lightning.checks import accumulation_of, check_module, check_optimisation
+from poptorch.lightning.checks import accumulation_of, check_module, check_optimisation, warn_about_contradictions
 from poptorch.lightning.loaders import converted
 from poptorch.lightning.module import LightningIPUModule
 from poptorch.lightning.options import created_options
@@ -36,6 +36,7 @@ class StrategyBehaviour(_Base):
     precision_class: type
     strategy_name = NAME
     given: dict[str, Any]  # arguments of the constructor
+    _devices_are_explicit = False  # set by whoever reads the arguments of the Trainer
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         self = super().__new__(cls)
@@ -263,27 +264,11 @@ class StrategyBehaviour(_Base):
         self._accumulation = accumulation_of(self.package, trainer)
         if trainer.state.fn == self.package.TrainerFn.FITTING:
             before = trainer.accumulate_grad_batches
-            self._warn_about_contradictions(trainer)
+            if (given := self._user_options[True]) is not None:
+                devices = len(self.parallel_devices or []) if self._devices_are_explicit else None
+                warn_about_contradictions(self.package, given, devices, self._accumulation)
             trainer.accumulate_grad_batches = 1  # a batch of the loader is a whole update
             self._undo.append(lambda: setattr(trainer, "accumulate_grad_batches", before))
-
-    def _warn_about_contradictions(self, trainer: Any) -> None:
-        given = self._user_options[True]
-        if given is None:
-            return
-        devices, accumulation = len(self.parallel_devices or []), given.Training.gradient_accumulation
-        if self._devices_are_explicit and devices != given.replication_factor:
-            self.package.warn(
-                f"`Trainer(devices={devices})` is ignored: the training options say "
-                f"replicationFactor({given.replication_factor})."
-            )
-        if self._accumulation not in (1, accumulation):
-            self.package.warn(
-                f"`Trainer(accumulate_grad_batches={self._accumulation})` is ignored: the training options say "
-                f"Training.gradientAccumulation({accumulation})."
-            )
-
-    _devices_are_explicit = False  # set by whoever reads the arguments of the Trainer
 
     def setup(self, trainer: Any) -> None:
         """Make the optimiser and the executors; nothing compiles before the first batch."""
