@@ -78,6 +78,26 @@ def line_class(package):
 Line = line_class(pl)
 
 
+class Logs(Line):
+    """Logs what its steps compute."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("t", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("v", self.loss(batch))
+
+
+def sgd(module, **arguments):
+    return torch.optim.SGD(module.parameters(), **{"lr": 0.02, **arguments})
+
+
+def adam(module):
+    return torch.optim.Adam(module.parameters(), lr=0.01)
+
+
 def root(name):
     """The module of a package that has the Trainer."""
     return importlib.import_module(ROOTS[name])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import poptorch
-from lightning_runs import Line, fit, rows, trainer
-from poptorch.lightning import batches
+from lightning_runs import Line, assert_same_weights, fit, rows, trainer
+from poptorch.lightning import IPUStrategy, batches
 
 
 def test_arguments_have_the_names_of_their_places():
@@ -92,15 +92,26 @@ def test_a_string_that_a_step_reads_compiles_again_when_it_changes():
     assert ours == pytest.approx(theirs)
 
 
-def test_another_constant_is_refused():
-    class Flags:
-        def __iter__(self):
-            for flag in (True, False):
-                yield {"rows": rows(4)[:], "flag": flag}
+class Flags:
+    def __iter__(self):
+        for flag in (True, False, True):
+            yield {"rows": rows(4)[:], "flag": flag}
 
-    class Reads(Line):
-        def training_step(self, batch, batch_idx):
-            return self.loss(batch["rows"])
 
+class ReadsFlag(Line):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch["rows"]) * (1 if batch["flag"] else 3)
+
+
+def test_each_value_of_a_constant_has_a_program():
+    ours, theirs = ReadsFlag(), ReadsFlag()
+    with pytest.warns(UserWarning, match="other shapes or constants"):
+        fit(ours, Flags(), limit_train_batches=3)
+    fit(theirs, Flags(), accelerator="cpu", limit_train_batches=3)
+    assert_same_weights(ours, theirs)
+
+
+def test_another_constant_is_refused_with_options_of_the_user():
+    strategy = IPUStrategy(training_opts=poptorch.Options())
     with pytest.raises(poptorch.Error, match=r"Value mismatch for batch\[flag\]: expected True but got False"):
-        fit(Reads(), Flags(), limit_train_batches=2)
+        fit(ReadsFlag(), Flags(), limit_train_batches=2, strategy=strategy)

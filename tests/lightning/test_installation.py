@@ -188,11 +188,22 @@ def test_version_too_old(monkeypatch):
         packages.check_version("lightning")
 
 
+def plain_parts(run):
+    parts = (run.accelerator, run.strategy, run.precision_plugin, *run.callbacks)
+    numbers = {name: value for name, value in vars(run).items() if isinstance(value, (bool, int, float, str))}
+    return [type(part) for part in parts], numbers, run.max_steps
+
+
 @BOTH
-def test_a_trainer_without_ipus_is_built_as_ever(name):
+def test_a_trainer_without_ipus_is_built_as_ever(name, monkeypatch):
     package = root(name)
-    run = package.Trainer(accelerator="cpu", **QUIET)
-    assert type(run.strategy).__name__ == "SingleDeviceStrategy"
+    arguments = {"accelerator": "cpu", "precision": "bf16-mixed", "gradient_clip_val": 0.5, "max_steps": 3, **QUIET}
+    patched = package.Trainer(**arguments)
+    original = package.Trainer.__init__.without_ipus
+    monkeypatch.setattr(package.Trainer, "__init__", original)
+    plain = package.Trainer(**arguments)
+    assert plain_parts(patched) == plain_parts(plain)
+    monkeypatch.undo()
     with pytest.raises(TypeError, match="nonsense"):
         package.Trainer(nonsense=1, **QUIET)
 

@@ -44,6 +44,9 @@ def test_the_loader_of_the_user_is_left_alone():
     assert run.train_dataloader is own
     assert run.val_dataloaders is own
     assert own.options.device_iterations == 2
+    assert not own.drop_last
+    run.validate(Line(), own, verbose=False)
+    assert run.val_dataloaders is own
     run.test(Line(), own, verbose=False)
     assert run.test_dataloaders is own
     run.predict(Line(), own)

@@ -128,7 +128,7 @@ def test_two_processes_validate_together():
                 env={**variables, "OMP_NUM_THREADS": "1"},
             )
         )
-    outputs = [process.communicate(timeout=100)[0].splitlines() for process in running]
+    outputs = [process.communicate(timeout=300)[0].splitlines() for process in running]
     assert [process.returncode for process in running] == [0, 0]
 
     class Logs(Line):

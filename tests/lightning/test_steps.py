@@ -391,9 +391,71 @@ class Warmup(Line):
 
 @pytest.mark.filterwarnings("default:poptorch compiles a step")
 def test_a_branch_on_the_epoch_compiles_again():
-    with pytest.warns(UserWarning, match="poptorch compiles a step of Warmup again: micro-batch 0"):
+    with pytest.warns(UserWarning, match="poptorch compiles a step of Warmup again: it branches on current_epoch"):
         (ours, _), (theirs, _) = fit_both(Warmup, batch_size=4, max_epochs=4)
     assert_same_weights(ours, theirs)
+
+
+class EverySecond(Line):
+    """Computes and logs something else in every second batch."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        if batch_idx % 2 == 0:
+            self.log("x", loss)
+            return loss
+        return 2 * loss
+
+
+@pytest.fixture
+def compilations():
+    """Grows by one for each program that is compiled."""
+    found = []
+    with poptorch.registerPreCompileHook(lambda *args: found.append(args)):
+        yield found
+
+
+@pytest.mark.filterwarnings("default:poptorch compiles a step")
+def test_each_way_through_a_step_is_compiled_once(compilations):
+    with pytest.warns(UserWarning, match="it branches on batch_idx") as caught:
+        (ours, ipu), (theirs, host) = fit_both(EverySecond, batch_size=4, max_epochs=3)
+    assert_same_weights(ours, theirs)
+    torch.testing.assert_close(ipu.callback_metrics["x"], host.callback_metrics["x"])
+    assert len(compilations) == 2
+    assert sum("compiles a step" in str(w.message) for w in caught) == 1
+
+
+class Numbered(Line):
+    """Goes another way in every step."""
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 + float(self.global_step) / 10)
+
+
+@pytest.mark.filterwarnings("default:poptorch compiles a step")
+def test_a_step_may_have_more_ways_than_are_kept():
+    with pytest.warns(UserWarning, match="it branches on global_step"):
+        (ours, _), (theirs, _) = fit_both(Numbered, batch_size=8)
+    assert_same_weights(ours, theirs)
+
+
+def shapes_that_differ():
+    return Batches([[part[:count] for part in rows(8, seed=count)[:]] for count in (8, 4, 8, 4, 8)])
+
+
+@pytest.mark.filterwarnings("default:poptorch compiles a step")
+def test_batches_of_other_shapes_have_programs_of_their_own(compilations):
+    ours, theirs = Line(), Line()
+    with pytest.warns(UserWarning, match="other shapes or constants than those before"):
+        fit(ours, shapes_that_differ(), max_epochs=2)
+    fit(theirs, shapes_that_differ(), accelerator="cpu", max_epochs=2)
+    assert_same_weights(ours, theirs)
+    assert len(compilations) == 2
+
+
+def test_options_of_the_user_say_whether_shapes_may_differ():
+    with pytest.raises(poptorch.Error, match="Shape mismatch"):
+        fit(Line(), shapes_that_differ(), strategy=IPUStrategy(training_opts=poptorch.Options()))
 
 
 class DataBranch(Line):

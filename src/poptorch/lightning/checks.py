@@ -1,4 +1,4 @@
-"""What a Trainer can be asked for that a compiled step cannot do: refused before anything runs."""
+"""What a Trainer or a module asks for that a compiled step cannot do: refused or warned about before anything runs."""
 
 from __future__ import annotations
 
@@ -76,3 +76,17 @@ def check_clipping(package: Lightning, clipping: Clipping, options: poptorch.Opt
             raise package.MisconfigurationException(
                 f"`Trainer(gradient_clip_val={clipping.value})` contradicts {name}, which is {number}: choose one."
             )
+
+
+def warn_about_contradictions(package: Lightning, options: poptorch.Options, devices: int | None, count: int) -> None:
+    """Say which arguments of the Trainer do not count beside the user's options: `devices=` and the accumulation."""
+    replicas, accumulation = options.replication_factor, options.Training.gradient_accumulation
+    if devices not in (None, replicas):
+        package.warn(
+            f"`Trainer(devices={devices})` is ignored: the training options say replicationFactor({replicas})."
+        )
+    if count not in (1, accumulation):
+        package.warn(
+            f"`Trainer(accumulate_grad_batches={count})` is ignored: the training options say "
+            f"Training.gradientAccumulation({accumulation})."
+        )

@@ -10,8 +10,9 @@ from poptorch.lightning import packages
 from poptorch.lightning.accelerator import AcceleratorBehaviour
 from poptorch.lightning.arguments import Family, resolved
 from poptorch.lightning.packages import Lightning
+from poptorch.lightning.plugin import PluginBehaviour
 from poptorch.lightning.precision import PrecisionBehaviour
-from poptorch.lightning.strategy import PluginBehaviour, StrategyBehaviour
+from poptorch.lightning.strategy import StrategyBehaviour
 
 _HOME = "poptorch.lightning"
 

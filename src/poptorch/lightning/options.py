@@ -37,6 +37,7 @@ def created_options(*, device_iterations: int, replicas: int, accumulation: int,
     else:
         options = poptorch.Options().replicationFactor(replicas)
     options.deviceIterations(device_iterations).outputMode(poptorch.OutputMode.All).autoRoundNumIPUs(auto_round)
+    options.allowShapeChanges(True)  # as on the CPU: steps with several ways or shapes have several programs
     options.Training.gradientAccumulation(accumulation)
     seed = os.environ.get("PL_GLOBAL_SEED")
     if seed is not None:

@@ -22,10 +22,20 @@ from poptorch.lightning import nested
 from poptorch.lightning.batches import HostText
 from poptorch.lightning.constants import Constant, remember
 from poptorch.lightning.packages import Lightning
+from poptorch.lightning.placeholders import (
+    Count,
+    HostNumber,
+    Kept,
+    Pending,
+    ReadLater,
+    Slot,
+    host_numbers,
+    is_read_later,
+    later_read,
+)
 from poptorch.lightning.results import Output, narrowed, reduction_name
 
 COUNTS = ("batch_idx", "current_epoch", "global_step")  # arrive in a program as tensors, because they change
-_STAGE = ("sanity_checking", "state")  # what tells the sanity check from a validation
 _TABLES = ("_parameters", "_buffers", "_modules", "__class__")
 _DEEPEST = 3
 _STEPS = {
@@ -42,43 +52,6 @@ def step_name(trainer: Any) -> str | None:
     return None if trainer is None or trainer.state.stage is None else _STEPS[trainer.state.stage.value]
 
 
-class Slot:
-    """The place of a tensor that the program computes; a leaf of nested values, which dataclasses are not."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-class Kept:
-    """The place of a string of the batch, which did not go through the program."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-class Pending:
-    """The value of a metric, which is known after the call; a step can log it or return it."""
-
-    def __init__(self, event: int, key: str | None, fail: Callable[[], NoReturn]) -> None:
-        self.event, self.key, self._fail = event, key, fail
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self._fail()
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._fail()
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> NoReturn:
-        pending = next(value for _, value in nested.leaves((args, kwargs), "") if isinstance(value, Pending))
-        pending._fail()
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __neg__ = _refuse
-    __float__ = __int__ = __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = __len__ = __format__ = _refuse
-
-
 @dataclass(frozen=True)
 class Logged:
     """One call of `self.log`: the value's place or the value itself, and the arguments as the user gave them."""
@@ -90,13 +63,14 @@ class Logged:
 
 
 @dataclass(frozen=True)
-class MetricCall:
-    """One call of a method of a metric."""
+class HostCall:
+    """One call of a method of a metric, which wants what every micro-batch gave, or of a logger, which does not."""
 
-    metric: Any
+    target: Any
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    combines: bool
 
 
 @dataclass(frozen=True)
@@ -116,7 +90,7 @@ class Recording:
     """What one capture of a step has found out."""
 
     outputs: list[Output] = field(default_factory=list)
-    events: list[Logged | MetricCall] = field(default_factory=list)
+    events: list[Logged | HostCall] = field(default_factory=list)
     appended: list[Appended] = field(default_factory=list)
     result: Any = None
     read_counts: set[str] = field(default_factory=set)  # those of COUNTS that the step used
@@ -144,11 +118,12 @@ class Recorder:
         May happen more than once for one program; the last run counts.
         """
         self.recording, self._tensors, self._counts = Recording(), [], counts
-        before = _contents(self.module)
+        before = contents(self.module)
         self._is_open = True
         try:
-            with _Uses(counts, self.recording.read_counts):
-                result = step(*args())
+            with _StepMode(counts, self.recording.read_counts, self._check_reading):
+                with host_numbers(self.trainer):
+                    result = step(*args())
                 self._is_open = False
                 self.recording.result = self._result(result)
                 self._find_appended(before)
@@ -158,6 +133,14 @@ class Recorder:
             self.recording.read_attributes.pop(appended.path[0], None)
         tensors, self._tensors, self._counts = tuple(self._tensors), [], {}
         return tensors
+
+    def _check_reading(self) -> None:
+        """Numbers can be read only while the step runs."""
+        if not self._is_open:
+            self._fail(
+                "a number that `.item()` gave in a compiled step is known only after the call, and is used by "
+                "something else than the step. Log it with `self.log`, return it, or append it to a list of the module."
+            )
 
     def _result(self, result: Any) -> Any:
         if not self._training:
@@ -190,16 +173,18 @@ class Recorder:
     def _template(self, name: str, leaf: Any) -> Any:
         if isinstance(leaf, HostText):
             return Kept(leaf.place)
+        if is_read_later(leaf):
+            return self._slot(leaf.tensor.reshape(()), is_item=True)
         return self._slot(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
-    def _slot(self, tensor: torch.Tensor, *, detach: bool = True) -> Slot:
+    def _slot(self, tensor: torch.Tensor, *, detach: bool = True, is_item: bool = False) -> Slot:
         self.recording.outputs.append(Output.of(tensor))
         self._tensors.append(narrowed(tensor.detach()) if detach else tensor)
-        return Slot(len(self._tensors) - 1)
+        return Slot(len(self._tensors) - 1, is_item=is_item)
 
     def _find_appended(self, before: dict[tuple[Any, ...], Any]) -> None:
         new: dict[tuple[Any, ...], int] = {}  # lists that have grown, with the index of their first new element
-        for path, box in _contents(self.module).items():
+        for path, box in contents(self.module).items():
             if any(path[: len(grown)] == grown and path[len(grown) :][:1] >= (start,) for grown, start in new.items()):
                 continue  # inside an element that was appended
             known = before.get(path)
@@ -251,7 +236,9 @@ class Recorder:
                     f"must have a single element. You can try doing `self.log({name}, value.mean())`"
                 )
             return self._slot(value.reshape(()))
-        if isinstance(value, numbers.Number):
+        if is_read_later(value):
+            return self._slot(value.tensor.reshape(()))
+        if isinstance(value, numbers.Number) and not isinstance(value, HostNumber):
             self.package.warn(
                 f"`self.log({name!r}, ...)` was called with the number {value} in a compiled step: the same number is "
                 "logged at every step. Log a tensor instead, or log the number in a hook such as `on_train_batch_end`."
@@ -268,13 +255,24 @@ class Recorder:
                 "options of this stage."
             )
         template = [nested.mapped(value, self._template) for value in (args, kwargs)]
-        self.recording.events.append(MetricCall(metric, method, template[0], template[1]))
+        self.recording.events.append(HostCall(metric, method, template[0], template[1], combines=False))
         if method in ("update", "reset"):
             return None
         event = len(self.recording.events) - 1
         if isinstance(metric, nn.ModuleDict):  # a collection
             return {key: self._pending(metric, event, key) for key in metric.keys()}  # noqa: SIM118
         return self._pending(metric, event, None)
+
+    def call_logger(self, target: Any, method: str, *args: Any, **kwargs: Any) -> None:
+        """Stands in for a method of a logger, or of what a logger holds."""
+        counts = {id(tensor): name for name, tensor in self._counts.items()}
+
+        def template(name: str, leaf: Any) -> Any:
+            return Count(counts[id(leaf)]) if id(leaf) in counts else self._template(name, leaf)
+
+        if self._is_open:
+            given = [nested.mapped(value, template) for value in (args, kwargs)]
+            self.recording.events.append(HostCall(target, method, given[0], given[1], combines=True))
 
     def _pending(self, metric: Any, event: int, key: str | None) -> Pending:
         def fail() -> NoReturn:
@@ -304,49 +302,34 @@ class Recorder:
             self.recording.depends_on_stage = True
 
 
-class _Uses(TorchFunctionMode):
-    """Notes which of some tensors a step computes with."""
+class _StepMode(TorchFunctionMode):
+    """Notes which of some tensors a step computes with, and puts off reading numbers until they are needed."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], used: set[str]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], used: set[str], check_reading: Callable[[], None]) -> None:
         super().__init__()
         self._names = {id(tensor): name for name, tensor in tensors.items()}
-        self._used = used
+        self._used, self._check_reading = used, check_reading
+        self._is_reading = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for _, leaf in nested.leaves((args, kwargs or {}), ""):
-            if id(leaf) in self._names:
-                self._used.add(self._names[id(leaf)])
+        leaves = [leaf for _, leaf in nested.leaves((args, kwargs or {}), "")]
+        self._used.update(self._names[id(leaf)] for leaf in leaves if id(leaf) in self._names)
+        if func is torch.Tensor.item and not self._is_reading:
+            return ReadLater(args[0], self._read)
+        if any(map(is_read_later, leaves)):
+            args, kwargs = nested.mapped((args, kwargs or {}), lambda _, leaf: later_read(leaf))
         return func(*args, **(kwargs or {}))
 
-
-class CapturedTrainer:
-    """What a step finds as its trainer: the trainer, except that numbers that change are tensors."""
-
-    def __init__(self, trainer: Any, recorder: Recorder) -> None:
-        object.__setattr__(self, "_trainer", trainer)
-        object.__setattr__(self, "_recorder", recorder)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in COUNTS:
-            count = self._recorder.count(name)
-            if count is not None:
-                return count
-        if name in _STAGE:
-            self._recorder.note_stage()
-        return getattr(self._trainer, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._recorder.package.warn(
-            f"a compiled step sets `trainer.{name}`. It runs in Python only while it is compiled, so this happens "
-            "once: do it in a hook such as `on_train_batch_end`."
-        )
-        setattr(self._trainer, name, value)
-
-    @property
-    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return type(self._trainer)
+    def _read(self, tensor: torch.Tensor) -> Any:
+        """The number in a tensor as it is in the first batch."""
+        self._check_reading()
+        self._is_reading = True
+        try:
+            return tensor.item()
+        finally:
+            self._is_reading = False
 
 
 def _can_be_logged(value: Any) -> bool:
@@ -365,7 +348,7 @@ def _has_grown(before: list[Any], now: list[Any]) -> bool:
     return len(now) > len(before) and all(map(is_, before, now))
 
 
-def _contents(module: Any) -> dict[tuple[Any, ...], Any]:
+def contents(module: Any) -> dict[tuple[Any, ...], Any]:
     """Copies of the lists and dictionaries of a module by their path; the path of its attributes is empty."""
     own = {name: value for name, value in vars(module).items() if name not in _TABLES}
     found: dict[tuple[Any, ...], Any] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch
 import poptorch
 from poptorch.lightning import batches, nested
 from poptorch.lightning.packages import Lightning
-from poptorch.lightning.recording import Appended, Kept, Logged, MetricCall, Pending, Recording, Slot
+from poptorch.lightning.placeholders import Count, HostNumber, Kept, Pending, Slot
+from poptorch.lightning.recording import Appended, HostCall, Logged, Recording
 from poptorch.lightning.results import Batching, combined, reduced
 
 
@@ -25,26 +26,32 @@ class Replay:
         self._copies = [output.widened(value) for output, value in zip(recording.outputs, outputs, strict=True)]
         self._pending: dict[int, Any] = {}
 
-    def run(self, batch: Any, *, combines: bool) -> Any:
+    def run(self, batch: Any, counts: Mapping[str, int], *, combines: bool) -> Any:
         """Repeat what the step did beside computing, in its order, and give its result."""
-        self._batch = batch
+        self._batch, self._counts = batch, counts
         for index, event in enumerate(self._recording.events):
-            if isinstance(event, MetricCall):
-                method = event.metric if event.method == "forward" else getattr(event.metric, event.method)
-                self._pending[index] = method(*self._filled(event.args), **self._filled(event.kwargs))
+            if isinstance(event, HostCall):
+                method = event.target if event.method == "forward" else getattr(event.target, event.method)
+                args, kwargs = self._filled((event.args, event.kwargs), combines=event.combines)
+                self._pending[index] = method(*args, **kwargs)
             else:
                 self._log(event)
         for appended in self._recording.appended:
             _list_of(self._module, appended).extend(self._filled(appended.values, combines=True))
         return self._filled(self._recording.result, combines=combines)
 
-    def _filled(self, template: Any, *, combines: bool = False) -> Any:
+    def _filled(self, template: Any, *, combines: bool) -> Any:
         return nested.mapped(template, lambda _, leaf: self._value(leaf, combines))
 
     def _value(self, leaf: Any, combines: bool) -> Any:
         if isinstance(leaf, Slot):
             copies = self._copies[leaf.index]
-            return combined(copies, self._recording.outputs[leaf.index], self._batching) if combines else copies
+            value = combined(copies, self._recording.outputs[leaf.index], self._batching) if combines else copies
+            return value.item() if leaf.is_item and value.numel() == 1 else value
+        if isinstance(leaf, HostNumber):
+            return leaf.read()
+        if isinstance(leaf, Count):
+            return self._counts[leaf.name]
         if isinstance(leaf, Pending):
             found = self._pending[leaf.event]
             return found if leaf.key is None else found[leaf.key]

@@ -18,6 +18,7 @@ class HostWatch:
 
     def __init__(self, module: nn.Module, trainer: Any) -> None:
         self._trainer = trainer
+        self.names = [name for name, _ in module.named_parameters()]
         self._parameters, self._modules = list(module.parameters()), list(module.modules())
         self._tensors = [*self._parameters, *module.buffers()]
 
