@@ -191,6 +191,9 @@ class _Bounds:
         if node.target is WITHIN:
             node.replace_all_uses_with(safe)
             return
+        if self._is_body:  # where others, such as the counter of a loop, go on with what it is
+            node.replace_input_with(index, safe)
+            return
         made = set(ancestors([worst, safe])) - ancestors([index])
         index.replace_all_uses_with(safe, delete_user_cb=lambda user: user not in made)
         self._safe[index] = safe

@@ -69,6 +69,7 @@ def _branch(body: GuardedBody, findings: Sequence[Finding]) -> StepGraph:
     """A branch that tells what its own guards find, and something in range for those of the other."""
     own = [node for _, node in body.findings]
     builder, note = _copy(body.graph, len(body.graph.signature.inputs), ())
+    _copy_outputs(builder, body.graph)
     for guard, node in findings:
         told = builder.copies[node] if node in own else _in_range(builder, note, guard)
         builder.output(OutputSpec("guard", OutputRole.USER_OUTPUT), told)
@@ -88,18 +89,30 @@ def _loop(ops: fx.Graph, node: fx.Node, bodies: Sequence[GuardedBody], findings:
         ]
     node.args = tuple(arguments)
     specs = [InputSpec(f"guard{index}", Role.USER_INPUT, (), torch.int64, ()) for index in range(len(findings))]
-    graphs: list[StepGraph] = []
-    for condition in conditions:
-        builder, _ = _copy(condition.graph, count, specs)
-        graphs.append(_built(builder, condition.graph))
+    graphs = [_condition(condition.graph, count, specs, findings) for condition in conditions]
     builder, note = _copy(body.graph, count, specs)
+    _copy_outputs(builder, body.graph)
     for spec, (guard, now) in zip(specs, findings, strict=True):
         before = builder.node(spec.name)
-        low, high = guard.limits
-        is_safe = builder.call(note, aten.eq.Tensor, builder.call(note, aten.clamp.default, before, low, high), before)
-        told = builder.call(note, aten.where.self, is_safe, builder.copies[now], before)
+        told = builder.call(note, aten.where.self, _is_safe(builder, note, before, guard), builder.copies[now], before)
         builder.output(OutputSpec(spec.name, OutputRole.USER_OUTPUT), told)
     return [*graphs, _built(builder, body.graph)]
+
+
+def _condition(graph: StepGraph, count: int, specs: Sequence[InputSpec], findings: Sequence[Finding]) -> StepGraph:
+    """The condition of a loop, which ends it after an integer out of range: it might not end otherwise."""
+    builder, note = _copy(graph, count, specs)
+    ((spec, holds),) = graph.outputs
+    goes_on = builder.copies[holds]
+    for each, (guard, _) in zip(specs, findings, strict=True):
+        is_safe = _is_safe(builder, note, builder.node(each.name), guard)
+        goes_on = builder.call(note, aten.logical_and.default, goes_on, is_safe)
+    builder.output(spec, goes_on)
+    return _built(builder, graph)
+
+
+def _is_safe(builder: GraphBuilder, note: Note, found: fx.Node | None, guard: Guard) -> fx.Node:
+    return builder.call(note, aten.eq.Tensor, builder.call(note, aten.clamp.default, found, *guard.limits), found)
 
 
 def _in_range(builder: GraphBuilder, note: Note, guard: Guard) -> fx.Node:
@@ -114,10 +127,13 @@ def _copy(graph: StepGraph, position: int, specs: Sequence[InputSpec]) -> tuple[
         builder.input(spec)
     builder.inputs(graph.inputs[position:])
     builder.copy(graph.ops.nodes)
-    for spec, node in graph.outputs:
-        builder.output(spec, builder.copies[node])
     notes = [note for node in graph.ops.nodes if (note := note_of(node)) is not None]
     return builder, notes[0] if notes else Note(Phase.FORWARD)
+
+
+def _copy_outputs(builder: GraphBuilder, graph: StepGraph) -> None:
+    for spec, node in graph.outputs:
+        builder.output(spec, builder.copies[node])
 
 
 def _built(builder: GraphBuilder, graph: StepGraph) -> StepGraph:
