@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from poptorch._logging import logger
 from poptorch.capture.constants import Constants
+from poptorch.capture.operand_types import check_in_place, may_be_refused
 from poptorch.capture.proxies import is_outside, node_of
 from poptorch.capture.recorder import Recorder, generator_by_name
 from poptorch.capture.residents import Residents
@@ -75,6 +76,9 @@ class Watch(TorchDispatchMode):
                     return None if result is _NO_RESULT else result
             if torch.Tag.nondeterministic_seeded in func.tags:
                 return self._draw(func, args, kwargs)
+            check_in_place(func, args)
+            if not self._has_values and may_be_refused(func, args):
+                raise ValuesNeeded
             try:
                 return func(*args, **kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
