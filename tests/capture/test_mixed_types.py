@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+import poptorch
 from poptorch.capture.mixed_types import unify
 from poptorch.enums import HalfFloatCastingBehavior
 
@@ -63,3 +67,22 @@ def test_writing_in_place_keeps_the_type_of_the_target():
 def test_layers_follow_their_activation(casting):
     assert result(F.linear, HALF, FLOAT, casting=casting) is torch.float16
     assert result(F.linear, FLOAT, HALF, casting=casting) is torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("layer", [nn.Linear(3, 3), nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4), nn.LayerNorm(3)], ids=str)
+def test_layers_of_types_that_a_device_does_not_have_are_float32(layer, dtype):
+    """Weights become float32 when the program is made; what forward casts by itself follows them."""
+
+    class Casting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = copy.deepcopy(layer).to(dtype)
+
+        def forward(self, x):
+            return poptorch.identity_loss(self.layer(x.to(dtype)).float().square().mean(), reduction="none")
+
+    model, x = Casting(), torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    expected = copy.deepcopy(model)(x).detach()
+    training = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    torch.testing.assert_close(training(x), expected, rtol=2e-2, atol=1e-2)

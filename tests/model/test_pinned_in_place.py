@@ -273,3 +273,22 @@ def test_assigning_to_a_buffer_copies_and_another_shape_advises_copy_():
     assert module.buff.tolist() == [3, 3]
     with pytest.raises(poptorch.Error, match=r"(?s)Buffer buff is reassigned within the model.*copy_"):
         wrap(Model(None))(torch.ones(3))
+
+
+@pytest.mark.parametrize("second", [lambda x: x, lambda x: x[1:3]], ids=["the same", "a part of it"])
+def test_a_changed_input_that_shares_memory_with_another_is_refused(second):
+    def add_then_use(x, y):
+        x += 1
+        return x.sum() + y.sum()
+
+    executor, x = wrap(Apply(add_then_use)), torch.zeros(4, 3)
+    executor.compile(x, torch.zeros_like(second(x)))
+    with pytest.raises(poptorch.Error, match=r"shares memory with argument(?s:.*)fix: +pass \S+\.clone\(\)"):
+        executor(x, second(x))
+    assert not x.any()
+    assert executor(x, second(x).clone()) == 12
+
+
+def test_inputs_that_nobody_changes_may_share_memory():
+    x = torch.ones(4, 3)
+    assert wrap(Apply(lambda x, y: x.sum() + y.sum()))(x, x) == 24

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import poptorch
+from poptorch.model.optimizers import GROUPS_CHANGED
 
 o = poptorch.optim
 KINDS = {
@@ -185,6 +186,15 @@ def test_a_group_that_is_added_is_trained(kind):
         optimizer.add_param_group(groups([model.b], lr=(0.3,))[0])
     twins.training.setOptimizer(twins.optimizer)
     twins.train(2, 3)
+    twins.check()
+
+
+def test_a_group_that_is_added_without_set_optimizer_is_warned_about_once(caplog):
+    twins = Twins(lambda m: KINDS["adam"](groups([m.a])))
+    twins.train(0)
+    twins.optimizer.add_param_group(groups([twins.model.b])[0])
+    twins.train(1, 2)
+    assert [record.message for record in caplog.records if "other groups" in record.message] == [GROUPS_CHANGED]
     twins.check()
 
 

@@ -19,6 +19,7 @@ def interrupt(programs, case: tuple[str, str, str, int], interrupts: int) -> Non
     assert f"{interrupts} interrupts" in programs.run(code, seconds=600).output
 
 
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_training_is_never_torn(case, programs, request):
     interrupt(programs, case, interrupts=200 if request.config.getoption("--long") else 20)

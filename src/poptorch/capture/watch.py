@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from poptorch._logging import logger
 from poptorch.capture.constants import Constants
 from poptorch.capture.context import current_hints, following_paths
+from poptorch.capture.operand_types import check_in_place, may_be_refused
 from poptorch.capture.placer import Placer
 from poptorch.capture.private import (
     DataDependentOutputException,
@@ -94,6 +95,9 @@ class Watch(TorchDispatchMode):
                     return None if result is _NO_RESULT else result
             if torch.Tag.nondeterministic_seeded in func.tags:
                 return self._draw(func, args, kwargs)
+            check_in_place(func, args)
+            if not self._has_values and may_be_refused(func, args):
+                raise ValuesNeeded
             try:
                 return func(*args, **kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException) as error:

@@ -32,7 +32,7 @@ from poptorch.model.modes import (
     flags_of,
     switched_warning,
 )
-from poptorch.model.optimizers import Optimizers, OptimizerSet, needs_running_mean, with_running_mean
+from poptorch.model.optimizers import GROUPS_CHANGED, Optimizers, OptimizerSet, needs_running_mean, with_running_mean
 from poptorch.model.own_options import own_options
 from poptorch.model.parameter_proxy import ParameterProxy
 from poptorch.model.printing import module_repr
@@ -139,6 +139,9 @@ class PoplarExecutor(Measurements):
         if "mode" not in self._warned and (switched := variant.watch.switched()):
             self._warned.add("mode")
             logger.warning("%s", switched_warning(switched))
+        if self._optimizers.has_other_groups and "groups" not in self._warned:
+            self._warned.add("groups")
+            logger.warning(GROUPS_CHANGED)
         if variant.state.has_changed(variant.watch):
             variant.bind()
         self._optimizers.mark_step()

@@ -38,6 +38,11 @@ class OptimizerSet:
         """Whether one of them has loaded a state dictionary that the program has not seen."""
         return any(isinstance(optimizer, Optimizer) and optimizer.ipu_state_is_dirty for optimizer in self.optimizers)
 
+    @property
+    def has_other_groups(self) -> bool:
+        """Whether groups of parameters were added or removed of which the program does not know."""
+        return any(len(optimizer.param_groups) != len(plan.groups) for optimizer, plan in self)
+
     def mark_step(self) -> None:
         """LR schedulers warn if nobody took a step."""
         for optimizer in self.optimizers:
@@ -94,6 +99,12 @@ class OptimizerSet:
                     f"{nearest(name, numbers)}. getTensorNames() lists all names."
                 )
         return {short: numbers[name] for short, name in wanted.items()}
+
+
+GROUPS_CHANGED = (
+    "the optimiser has other groups of parameters than when it was handed over: call setOptimizer, the program goes on "
+    "with those that there were."
+)
 
 
 def is_number(name: str) -> bool:

@@ -24,6 +24,7 @@ from poptorch.runtime.checking import CallChecks
 from poptorch.runtime.collect import Collector
 from poptorch.runtime.random import RandomStreams
 from poptorch.runtime.relay import Relay
+from poptorch.runtime.surroundings import Surroundings
 from poptorch.runtime.threads import run_threads
 from poptorch.runtime.trace import RunTrace
 
@@ -90,6 +91,7 @@ class Session:
         limits = [guard.limits for guard in executable.guards]
         self._limits = torch.tensor(limits, dtype=torch.int64).reshape(-1, 2).T
         self._grad_mode = _grad_mode(executable.programs)
+        self._surroundings = Surroundings()
         self._draws = any(executable.program(run.program).draws_random_numbers for run in self._schedule.runs)
         self.random = RandomStreams(executable.random_seed, executable.batching.replicas)
         self._random_before: list[torch.Tensor] = []  # what was begun
@@ -100,6 +102,9 @@ class Session:
 
     def bind(self, state: Mapping[str, torch.Tensor]) -> None:
         """Work on these tensors from now on."""
+        if self._surroundings.differ:
+            with self._surroundings.restored():
+                return self.bind(state)
         self._bound = bind(self.executable, self._kernels, state, self.random)
         self._actions = [self._action(instruction, bound) for instruction, bound in self._bound.actions]
         self._journal.clear()
@@ -115,6 +120,9 @@ class Session:
 
     def run(self, tensors: list[torch.Tensor]) -> CallResult:
         """Run every micro-batch of a call and give the collected outputs."""
+        if self._surroundings.differ:
+            with self._surroundings.restored():
+                return self.run(tensors)
         micro_batches = self._micro_batches(tensors)
         self._checks.make(tensors, micro_batches)
         if self._is_torn:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from poptorch.engines.host import Host
 from poptorch.ir import StepGraph
+from poptorch.ir.graph import called_graphs
 from poptorch.ir.hoist import hoist
 
 PREPARE = "prepare"
@@ -20,4 +21,8 @@ PREPARE = "prepare"
 def prepare_weights(graph: StepGraph, host: Host) -> StepGraph:
     """Take ops on fixed state out of the graph."""
     step, prepare = hoist(graph, host.fixed, name="prepared")
-    return graph if prepare is None else replace(step, graphs={**step.graphs, PREPARE: prepare})
+    if prepare is None:
+        return graph
+    called = called_graphs(graph.ops)
+    beside = {name: inner for name, inner in graph.graphs.items() if name not in called}  # the draws
+    return replace(step, graphs={**beside, **step.graphs, PREPARE: prepare})
