@@ -44,8 +44,18 @@ class Place:
 
 
 def named_state(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
-    """Parameters and buffers by their first name; a tied tensor appears once."""
-    return dict(module.named_parameters()), dict(module.named_buffers())
+    """Parameters and buffers by their first name; a tied tensor appears once. Raises if one is not dense."""
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    for name, tensor in (*parameters.items(), *buffers.items()):
+        if tensor.layout is not torch.strided:
+            kind = "parameter" if name in parameters else "buffer"
+            raise CompileError(
+                explain(
+                    f"{kind} {name} is a {tensor.layout} tensor, but a compiled program works on dense ones.",
+                    fix=f"register {name}.to_dense() instead",
+                )
+            )
+    return parameters, buffers
 
 
 def places(module: nn.Module) -> Iterator[tuple[Place, torch.Tensor]]:
