@@ -170,7 +170,7 @@ _SUMMING = spellings((
     "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "nll_loss",
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss", "gaussian_nll_loss",
     "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss", "multi_margin_loss", "multilabel_margin_loss",
-    "multilabel_soft_margin_loss", "cosine_embedding_loss", "triplet_margin_loss", "log_softmax", "logsumexp",
+    "multilabel_soft_margin_loss", "cosine_embedding_loss", "triplet_margin_loss", "log_softmax", "logsumexp", "cdist",
 )) | {torch.special.log_softmax, torch.special.logsumexp}
 # fmt: on
 

@@ -82,6 +82,7 @@ def run_with_stand_ins(module: nn.Module, replacements: Mapping[int, torch.Tenso
         for owner in submodules:  # recurrent layers keep a second list of their weights
             if isinstance(owner, nn.RNNBase) and owner not in scripted:
                 owner.__dict__["_flat_weights"] = [getattr(owner, name, None) for name in owner._flat_weights_names]
+                owner.__dict__.setdefault("check_input", partial(_check_shape, owner))
             if isinstance(owner, nn.modules.batchnorm._BatchNorm) and owner.momentum is None:
                 owner.__dict__["momentum"] = CumulativeMomentum.of(owner)
             if has_adaptive_loss(owner) and "forward" not in owner.__dict__:
@@ -103,6 +104,11 @@ def run_with_stand_ins(module: nn.Module, replacements: Mapping[int, torch.Tenso
             _restore(box, saved)
 
     return run_and_undo(run, undo)
+
+
+def _check_shape(layer: nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None) -> None:
+    """What a recurrent layer checks about its input except for its type, to which the weights will be cast."""
+    type(layer).check_input(layer, input.to(layer._flat_weights[0].dtype), batch_sizes)
 
 
 def _reachable(submodules: Sequence[nn.Module]) -> list[Any]:

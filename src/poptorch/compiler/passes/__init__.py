@@ -8,6 +8,7 @@ from poptorch.compiler.passes.canonicalize import canonicalize
 from poptorch.compiler.passes.dead import remove_dead_ops
 from poptorch.compiler.passes.fold_norm import fold_batch_norm
 from poptorch.compiler.passes.pieces import join_pieces
+from poptorch.compiler.passes.rounding import round_at_random
 from poptorch.ir import StepGraph, verify
 from poptorch.options import Settings
 
@@ -18,6 +19,7 @@ PASSES: tuple[Pass, ...] = (
     canonicalize,
     fold_batch_norm,
     join_pieces,
+    round_at_random,
     remove_dead_ops,
 )
 
