@@ -18,7 +18,8 @@ REFUSED = {
     "imag": "complex64, which a device does not have",
     "view_as_real": "complex64, which a device does not have",
     "nn_functional_silu_complex": "complex64, which a device does not have",
-    "torch__scaled_mm": "float8_e4m3fn, which a device does not have",
+    "torch__scaled_mm": "float8_.*, which a device does not have",
+    "torch__scaled_mm_v2": "float8_.*, which a device does not have",
     "sparse_mm_reduce": "sparse_csr tensor, (but|and) a compiled program",
     "sparse_sampled_addmm": "sparse(_csr| \\(torch.sparse_csr\\)) tensor.*, (but|and) a compiled program",
 }

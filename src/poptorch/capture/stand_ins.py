@@ -108,7 +108,8 @@ def run_with_stand_ins(module: nn.Module, replacements: Mapping[int, torch.Tenso
 
 def _check_shape(layer: nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None) -> None:
     """What a recurrent layer checks about its input except for its type, to which the weights will be cast."""
-    type(layer).check_input(layer, input.to(layer._flat_weights[0].dtype), batch_sizes)
+    weight = layer._flat_weights[0]
+    type(layer).check_input(layer, input if weight is None else input.to(weight.dtype), batch_sizes)
 
 
 def _reachable(submodules: Sequence[nn.Module]) -> list[Any]:

@@ -80,7 +80,8 @@ def _compute_in_float32(ops: fx.Graph, node: fx.Node) -> None:
         for operand in node.all_input_nodes:
             if _is_half(operand):
                 node.replace_input_with(operand, insert(ops, node, aten._to_copy.default, operand, dtype=torch.float32))
-    node.args, node.kwargs = _with_wide_types(node.args), _with_wide_types(node.kwargs)
+    node.args = tuple(map(_wide_type, node.args))
+    node.kwargs = {name: _wide_type(argument) for name, argument in node.kwargs.items()}
     update_value(node)
     for result in results:
         if result is not node:
@@ -92,9 +93,9 @@ def _compute_in_float32(ops: fx.Graph, node: fx.Node) -> None:
             user.replace_input_with(result, rounded)
 
 
-def _with_wide_types(arguments: Any) -> Any:
-    """The arguments of an op that is to compute in float32, where it is told its type."""
-    return fx.node.map_aggregate(arguments, lambda value: torch.float32 if value is torch.float16 else value)
+def _wide_type(argument: Any) -> Any:
+    """An argument of an op that is to compute in float32, where it is told its type."""
+    return torch.float32 if argument is torch.float16 else argument
 
 
 def _rounded(ops: fx.Graph, wide: fx.Node) -> fx.Node:
