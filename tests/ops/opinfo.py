@@ -12,10 +12,11 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.testing._internal.common_methods_invocations import op_db as all_ops
@@ -39,7 +40,7 @@ class Outcome:
 
     op: str
     index: int
-    part: str  # "forward" or "backward"
+    part: str  # "forward", "backward", or "in place": forward, by the method that changes its tensor
     status: str  # "ok", "refused" by a poptorch.Error, "wrong", "crashed", or "eager": PyTorch cannot do it either
     detail: str = ""
 
@@ -65,15 +66,15 @@ def is_differentiable(op: OpInfo) -> bool:
     return op.supports_autograd and dtype_of(op) is torch.float32
 
 
-def try_sample(op: OpInfo, index: int, sample: SampleInput, engine: str, *, training: bool) -> Outcome | None:
+def try_sample(op: OpInfo, index: int, sample: SampleInput, engine: str, part: str) -> Outcome | None:
     """Run one sample both ways; None if eager PyTorch has nothing to compare with."""
-    part = "backward" if training else "forward"
+    training = part == "backward"
 
     def outcome(status: str, detail: str = "") -> Outcome:
         return Outcome(op.formatted_name, index, part, status, detail[:600])
 
     try:
-        ours, theirs = (called(op, sample, training=training) for _ in range(2))
+        ours, theirs = (called(op, sample, part) for _ in range(2))
         with time_limit():
             expected = train_eager(theirs) if training else run_eager(theirs)
     except Exception as error:
@@ -91,9 +92,21 @@ def try_sample(op: OpInfo, index: int, sample: SampleInput, engine: str, *, trai
     return outcome("wrong", differs) if differs else outcome("ok")
 
 
-def called(op: OpInfo, sample: SampleInput, *, training: bool) -> Called:
-    args = (sample.input, *sample.args)
-    return Called(op, args, sample.kwargs, training=training, process=sample.output_process_fn_grad)
+def called(op: OpInfo, sample: SampleInput, part: str) -> Called:
+    function = in_place(op) if part == "in place" else op
+    args, process = (sample.input, *sample.args), sample.output_process_fn_grad
+    return Called(function, args, sample.kwargs, training=part == "backward", process=process)
+
+
+def in_place(op: OpInfo) -> Callable[..., Any]:
+    """The method that changes its tensor, applied to a copy; gives that copy, too."""
+
+    def change(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        copied = first.clone()
+        assert op.inplace_variant is not None
+        return op.inplace_variant(copied, *args, **kwargs), copied
+
+    return change
 
 
 @contextmanager
@@ -111,13 +124,13 @@ def time_limit() -> Iterator[None]:
 
 
 def outcomes(op: OpInfo, most: int | None, engine: str, parts: Sequence[str]) -> Iterator[Outcome]:
-    """Run samples of an operation, forward and, if it is differentiable, backward."""
-    for part in parts:
-        training = part == "backward"
-        if training and not is_differentiable(op):
-            continue
-        for index, sample in samples(op, most, training=training):
-            found = try_sample(op, index, sample, engine, training=training)
+    """Run samples of an operation, as far as it has these parts."""
+    has = {"forward": True, "backward": is_differentiable(op), "in place": op.inplace_variant is not None}
+    for part in filter(has.__getitem__, parts):
+        for index, sample in samples(op, most, training=part == "backward"):
+            if part == "in place" and sample.broadcasts_input:
+                continue  # the result does not fit into the tensor
+            found = try_sample(op, index, sample, engine, part)
             if found is not None:
                 yield found
 
@@ -135,7 +148,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--every", type=int, default=1, help="only each n-th operation")
     parser.add_argument("--first", type=int, default=0, help="number of the first operation")
     parser.add_argument("--only", help="comma-separated names of operations")
-    parser.add_argument("--parts", default="forward,backward")
+    parser.add_argument("--parts", default="forward,backward,in place")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time, and say where")
     parser.add_argument("--out", type=Path, help="a file that receives one line of JSON per sample")
     given = parser.parse_args(arguments)

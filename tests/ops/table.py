@@ -71,6 +71,10 @@ SHAPING: dict[str, Row] = {
     "bincount": (lambda x: torch.bincount(x.flatten(), minlength=9), integers(9, 12)),
     "bucketize": (lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])), X),
     "bucketize, right": (lambda x: torch.bucketize(x, torch.tensor([-1, 0, 1]), right=True), X),
+    "bucketize, out": (
+        lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0]), out=torch.empty(3, 4, dtype=torch.int64)),
+        X,
+    ),
     "cat": (lambda x, y: torch.cat([x, y, x], 1), X, Y),
     "chunk": (lambda x: x.chunk(3, 1), X),
     "gather": (lambda x, i: x.gather(0, i), X, PLACES),
@@ -124,6 +128,7 @@ SHAPING: dict[str, Row] = {
     "transpose": (lambda x: x.transpose(0, 2), SIGNAL),
     "T": (lambda x: x.T, X),
     **{f"unbind, {d}": (lambda x, d=d: x.unbind(d), SEQUENCE) for d in range(3)},
+    "unbind, half": (lambda x: x.half().unbind(1), SEQUENCE),
     "unfold": (lambda x: x.unfold(1, 2, 1), X),
     "unsqueeze": (lambda x: x.unsqueeze(-1), X),
     "where": (lambda m, x, y: torch.where(m, x, y), MASK, X, Y),

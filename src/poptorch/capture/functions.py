@@ -136,6 +136,11 @@ def _set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         tensor.detach().copy_(value)
 
 
+def _polygamma_in_place(tensor: torch.Tensor, n: int) -> torch.Tensor:
+    """`Tensor.polygamma_`, which PyTorch does not functionalise."""
+    return tensor.copy_(torch.polygamma(n, tensor))
+
+
 def _refuse(what: str, fix: str) -> Function:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise CompileError(explain(f"{what}", where=str(current_user_line()), fix=fix))
@@ -184,6 +189,7 @@ _REPLACEMENTS: dict[Function, Function] = {
     F.instance_norm: _for_any_type(F.instance_norm),
     torch.Tensor.data.__get__: _get_data,  # pyright: ignore
     torch.Tensor.data.__set__: _set_data,  # pyright: ignore
+    torch.Tensor.polygamma_: _polygamma_in_place,
     torch.Tensor.numpy: _refuse(f".numpy() {_ONLY_WHILE_RUNNING}", _HOST_FIX),
     torch.Tensor.__array__: _refuse(f"converting to a NumPy array {_ONLY_WHILE_RUNNING}", _HOST_FIX),
     torch.Tensor.data_ptr: _refuse(f".data_ptr() {_ONLY_WHILE_RUNNING}", _HOST_FIX),
