@@ -63,6 +63,7 @@ OPS = {
     "nll_loss2d": (lambda i: F.nll_loss(X[:2].view(2, 3, 1, 1), i.view(2, 1, 1)), "nll_loss2d", 3),
     "cross_entropy": (lambda i: F.cross_entropy(X[:2], i, label_smoothing=0.1), "nll_loss", 3),
     "multi_margin_loss": (lambda i: F.multi_margin_loss(X[:2], i), "multi_margin_loss", 3),
+    "multi_margin_loss, a number": (lambda i: F.multi_margin_loss(X[0, 0], i[:1] // 2), "multi_margin_loss", 1),
     "multilabel_margin_loss": (
         lambda i: F.multilabel_margin_loss(X[:1], F.pad(i, (0, 1), value=-1).view(1, 3)),
         "multilabel_margin_loss",

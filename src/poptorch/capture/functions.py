@@ -139,6 +139,11 @@ def _set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         tensor.detach().copy_(value)
 
 
+def _polygamma_in_place(tensor: torch.Tensor, n: int) -> torch.Tensor:
+    """`Tensor.polygamma_`, which PyTorch does not functionalise."""
+    return tensor.copy_(torch.polygamma(n, tensor))
+
+
 def _refuse(what: str, fix: str) -> Function:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise CompileError(explain(f"{what}", where=str(current_user_line()), fix=fix))
@@ -173,7 +178,7 @@ _SUMMING = spellings((
     "l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "nll_loss",
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss", "gaussian_nll_loss",
     "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss", "multi_margin_loss", "multilabel_margin_loss",
-    "multilabel_soft_margin_loss", "cosine_embedding_loss", "triplet_margin_loss", "log_softmax", "logsumexp",
+    "multilabel_soft_margin_loss", "cosine_embedding_loss", "triplet_margin_loss", "log_softmax", "logsumexp", "cdist",
 )) | {torch.special.log_softmax, torch.special.logsumexp}
 # fmt: on
 
@@ -187,6 +192,7 @@ _REPLACEMENTS: dict[Function, Function] = {
     F.instance_norm: _for_any_type(F.instance_norm),
     torch.Tensor.data.__get__: _get_data,  # pyright: ignore
     torch.Tensor.data.__set__: _set_data,  # pyright: ignore
+    torch.Tensor.polygamma_: _polygamma_in_place,
     torch.Tensor.numpy: _refuse(f".numpy() {_ONLY_WHILE_RUNNING}", _HOST_FIX),
     torch.Tensor.__array__: _refuse(f"converting to a NumPy array {_ONLY_WHILE_RUNNING}", _HOST_FIX),
     torch.Tensor.data_ptr: _refuse(f".data_ptr() {_ONLY_WHILE_RUNNING}", _HOST_FIX),

@@ -45,8 +45,18 @@ class Place:
 
 
 def named_state(module: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
-    """Parameters and buffers by their first name; a tied tensor appears once."""
-    return dict(module.named_parameters()), dict(module.named_buffers())
+    """Parameters and buffers by their first name; a tied tensor appears once. Raises if one is not dense."""
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    for name, tensor in (*parameters.items(), *buffers.items()):
+        if tensor.layout is not torch.strided:
+            kind = "parameter" if name in parameters else "buffer"
+            raise CompileError(
+                explain(
+                    f"{kind} {name} is a {tensor.layout} tensor, but a compiled program works on dense ones.",
+                    fix=f"register {name}.to_dense() instead",
+                )
+            )
+    return parameters, buffers
 
 
 def places(module: nn.Module) -> Iterator[tuple[Place, torch.Tensor]]:
@@ -70,6 +80,8 @@ def run_with_stand_ins(module: nn.Module, replacements: Mapping[int, torch.Tenso
     def run() -> T:
         _put_all([(place, replacements[id(tensor)]) for place, tensor in originals])
         for owner in submodules:
+            if isinstance(owner, nn.RNNBase) and owner not in scripted:
+                owner.__dict__.setdefault("check_input", partial(_check_shape, owner))
             if isinstance(owner, nn.modules.batchnorm._BatchNorm) and owner.momentum is None:
                 owner.__dict__["momentum"] = CumulativeMomentum.of(owner)
             if has_adaptive_loss(owner) and "forward" not in owner.__dict__:
@@ -112,6 +124,12 @@ def _put_all(tensors: Sequence[tuple[Place, torch.Tensor]]) -> None:
     for owner in {place.owner for place, _ in tensors}:  # recurrent layers keep a second list of their weights
         if isinstance(owner, nn.RNNBase) and not isinstance(owner, torch.jit.ScriptModule):
             owner.__dict__["_flat_weights"] = [getattr(owner, name, None) for name in owner._flat_weights_names]
+
+
+def _check_shape(layer: nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None) -> None:
+    """What a recurrent layer checks about its input except for its type, to which the weights will be cast."""
+    weight = layer._flat_weights[0]
+    type(layer).check_input(layer, input if weight is None else input.to(weight.dtype), batch_sizes)
 
 
 def _reachable(submodules: Sequence[nn.Module]) -> list[Any]:

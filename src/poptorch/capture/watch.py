@@ -416,7 +416,7 @@ def _static_mask_put_in_place(
 
 
 def _static_masked_select(watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any], line: SourceLine | None) -> Any:
-    tensor, mask = torch.broadcast_tensors(*args)
+    tensor, mask = (part.flatten() for part in torch.broadcast_tensors(*args))  # a number, too, is one element
     return _static_mask_index(watch, (tensor, [mask]), {}, line)
 
 

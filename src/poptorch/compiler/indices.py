@@ -78,7 +78,8 @@ def _classes(node: fx.Node, name: str) -> Iterator[tuple[Any, Range]]:
 
 def _margin_labels(node: fx.Node, name: str) -> Iterator[tuple[Any, Range]]:
     lowest = -1 if node.target is aten.multilabel_margin_loss_forward.default else 0  # -1 ends a list of labels
-    yield node.args[1], Range(lowest, _shape(node.args[0])[-1] - 1, name)
+    *_, classes = (1, *_shape(node.args[0]))  # a number is the score of the only class
+    yield node.args[1], Range(lowest, classes - 1, name)
 
 
 def _places_in_images(node: fx.Node, name: str) -> Iterator[tuple[Any, Range]]:

@@ -37,7 +37,10 @@ class PrecisionOptions(OptionGroup):
 
     @option(popart=("partialsTypeMatMuls", "convolutionOptions"))
     def setPartialsType(self, dtype: torch.dtype) -> Self:
-        """Keep intermediate sums of products as `torch.float` or `torch.half`; replaces `convolutionOptions`."""
+        """Keep intermediate sums of products as `torch.float` or `torch.half`; replaces `convolutionOptions`.
+
+        Recorded only: here they are always `torch.float`.
+        """
         if not isinstance(dtype, torch.dtype) or dtype not in _PARTIALS:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionValueError(f"setPartialsType takes torch.float or torch.half, not {dtype!r}")
         self._popart.set("partialsTypeMatMuls", _PARTIALS[dtype])

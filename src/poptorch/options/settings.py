@@ -37,6 +37,7 @@ class PrecisionSettings:
     half_float_casting: HalfFloatCastingBehavior
     autocasting: Policy | None  # None: switched off
     floating_point_checks: bool
+    rounds_at_random: bool  # to float16, instead of to the nearest
     widens_statistics: bool  # the running ones of float16 norm layers, to float32
 
 
@@ -142,6 +143,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
             half_float_casting=precision.half_float_casting,
             autocasting=precision.autocast_policy if precision.autocast_enabled else None,
             floating_point_checks=popart.get("enableFloatingPointChecks") is True,
+            rounds_at_random=popart.get("enableStochasticRounding") is True,
             widens_statistics=precision.running_statistics_always_float,
         ),
         placement=PlacementSettings(

@@ -10,6 +10,7 @@ from poptorch.compiler.passes.fold_norm import fold_batch_norm
 from poptorch.compiler.passes.hints import settle_hints
 from poptorch.compiler.passes.pieces import join_pieces
 from poptorch.compiler.passes.place import place_ops
+from poptorch.compiler.passes.rounding import round_at_random
 from poptorch.ir import StepGraph, verify
 from poptorch.options import Settings
 
@@ -22,6 +23,7 @@ PASSES: tuple[Pass, ...] = (
     place_ops,
     fold_batch_norm,
     join_pieces,
+    round_at_random,
     remove_dead_ops,
 )
 

@@ -1,0 +1,65 @@
+"""PyTorch's own samples of its operations give through poptorch what they give in eager PyTorch.
+
+They run in programs of their own: PyTorch's testing package changes settings of the process that imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+PARTS = 24
+
+# What a compiled program does not have, and how it is refused.
+REFUSED = {
+    "istft": "complex64, which a device does not have",
+    "imag": "complex64, which a device does not have",
+    "view_as_real": "complex64, which a device does not have",
+    "nn_functional_silu_complex": "complex64, which a device does not have",
+    "torch__scaled_mm": "float8_.*, which a device does not have",
+    "torch__scaled_mm_v2": "float8_.*, which a device does not have",
+    "sparse_mm_reduce": "sparse_csr tensor, (but|and) a compiled program",
+    "sparse_sampled_addmm": "sparse(_csr| \\(torch.sparse_csr\\)) tensor.*, (but|and) a compiled program",
+}
+
+
+def run_samples(programs, *arguments: str, seconds: int = 100) -> None:
+    """Run samples, and fail with every one that is wrong or refused for another reason than those above."""
+    program = programs.run(f"from ops.opinfo import main; main({list(arguments)})", seconds)
+    lines = program.output.splitlines()
+    failures = [json.loads(line) for line in lines if line.startswith("{")]
+    unexpected = [f"{f['op']} {f['index']} {f['part']}: {f['detail']}" for f in failures if not is_refused(f)]
+    assert not unexpected, "\n".join(unexpected)
+    for line, part in zip(lines[-3:], ("forward", "backward", "in place"), strict=True):
+        assert re.match(rf"{part}: [1-9]\d* of ", line), lines
+
+
+def is_refused(failure: dict[str, str]) -> bool:
+    return failure["status"] == "refused" and bool(re.search(REFUSED.get(failure["op"], "^$"), failure["detail"]))
+
+
+@pytest.mark.long
+def test_one_sample_of_every_fifth_operation(programs):
+    run_samples(programs, "--most", "1", "--every", "5", "--first", "2")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_many_samples(programs, part, request):
+    if not request.config.getoption("--long"):
+        pytest.skip("takes an hour: --long runs it")
+    run_samples(programs, "--most", "40", "--every", str(PARTS), "--first", str(part), seconds=800)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_one_sample_of_every_operation_as_native_code(programs, part, request):
+    if not request.config.getoption("--long"):
+        pytest.skip("takes an hour: --long runs it")
+    run_samples(
+        programs, "--most", "1", "--every", str(PARTS), "--first", str(part), "--engine", "inductor", seconds=800
+    )
