@@ -2,8 +2,8 @@
 
 Layers compute in the type of their activation: weights are cast to it, and their gradients come back in the weights'
 own type. What writes into a tensor keeps the type of that. Any other operation computes in float16, unless
-`Precision.halfFloatCasting` asks for PyTorch's promotion. Where float64 or bfloat16 meet weights, which are float32 in the
-program then, they become float32.
+`Precision.halfFloatCasting` asks for PyTorch's promotion. Where float64 or bfloat16 meet weights, which are float32 in
+the program then, they become float32.
 """
 
 from __future__ import annotations

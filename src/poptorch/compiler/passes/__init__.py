@@ -10,6 +10,7 @@ from poptorch.compiler.passes.fold_norm import fold_batch_norm
 from poptorch.compiler.passes.hints import settle_hints
 from poptorch.compiler.passes.pieces import join_pieces
 from poptorch.compiler.passes.place import place_ops
+from poptorch.compiler.passes.recompute import recompute_activations
 from poptorch.compiler.passes.rounding import round_at_random
 from poptorch.ir import StepGraph, verify
 from poptorch.options import Settings
@@ -20,10 +21,11 @@ Observer = Callable[[str, StepGraph], None]
 PASSES: tuple[Pass, ...] = (
     settle_hints,
     canonicalize,
-    place_ops,
     fold_batch_norm,
     join_pieces,
     round_at_random,
+    place_ops,
+    recompute_activations,
     remove_dead_ops,
 )
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from poptorch.engines.host import Host
 from poptorch.ir import StepGraph
-from poptorch.ir.graph import called_graphs
+from poptorch.ir.control import called_graphs
 from poptorch.ir.hoist import hoist
 
 PREPARE = "prepare"
