@@ -20,6 +20,7 @@ REFUSED = {
     "nn_functional_silu_complex": "complex64, which a device does not have",
     "torch__scaled_mm": "float8_.*, which a device does not have",
     "torch__scaled_mm_v2": "float8_.*, which a device does not have",
+    "to_sparse": "a gradient would have to pass through a sparse tensor",
     "sparse_mm_reduce": "sparse_csr tensor, (but|and) a compiled program",
     "sparse_sampled_addmm": "sparse(_csr| \\(torch.sparse_csr\\)) tensor.*, (but|and) a compiled program",
 }
