@@ -26,7 +26,7 @@ REFUSED = {
 }
 
 
-def run_samples(programs, *arguments: str, seconds: int = 100) -> None:
+def run_samples(programs, *arguments: str, seconds: int) -> None:
     """Run samples, and fail with every one that is wrong or refused for another reason than those above."""
     program = programs.run(f"from ops.opinfo import main; main({list(arguments)})", seconds)
     lines = program.output.splitlines()
@@ -42,8 +42,9 @@ def is_refused(failure: dict[str, str]) -> bool:
 
 
 @pytest.mark.long
-def test_one_sample_of_every_fifth_operation(programs):
-    run_samples(programs, "--most", "1", "--every", "5", "--first", "2")
+@pytest.mark.timeout(600)
+def test_one_sample_of_every_eighth_operation(programs):
+    run_samples(programs, "--most", "1", "--every", "8", "--first", "2", seconds=500)
 
 
 @pytest.mark.long
