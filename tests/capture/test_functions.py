@@ -156,3 +156,30 @@ def test_ctc_loss_of_half():
         expected = loss(scores.half().float(), reduction)
         assert found.dtype == torch.float16
         torch.testing.assert_close(found.float(), expected, rtol=5e-3, atol=0)
+
+
+def test_a_tensor_may_say_where_to_split():
+    def split(x, places):
+        return torch.tensor_split(x, places), x.tensor_split(places[0])
+
+    x, places = torch.arange(6.0), torch.tensor([1, 4])
+    model = poptorch.inferenceModel(Apply(split))
+    torch.testing.assert_close(model(x, places), split(x, places))
+    with pytest.raises(poptorch.Error, match="contradicts the value 4"):
+        model(x, torch.tensor([1, 5]))
+
+
+class Thinned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(2))
+
+    def forward(self, x):
+        return poptorch.identity_loss((self.weight * x).to_sparse().to_dense(), "sum")
+
+
+def test_a_gradient_that_a_sparse_tensor_would_lose_is_refused():
+    model = Thinned()
+    training = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(poptorch.Error, match=r"pass through a sparse tensor(?s:.*)to_sparse\(\)"):
+        training(torch.ones(2, 2))

@@ -144,6 +144,33 @@ def _polygamma_in_place(tensor: torch.Tensor, n: int) -> torch.Tensor:
     return tensor.copy_(torch.polygamma(n, tensor))
 
 
+def _tensor_split(
+    input: torch.Tensor, indices_or_sections: Any = None, dim: int = 0, **named: Any
+) -> tuple[torch.Tensor, ...]:
+    """`torch.tensor_split`; where a tensor says where to split, its values are read, and frozen."""
+    where: Any = named.get("indices", named.get("sections", indices_or_sections))
+    if isinstance(where, torch.Tensor):
+        where = [int(index) for index in where.unbind()] if where.dim() else int(where)
+    return torch.tensor_split(input, where, dim=dim)
+
+
+def _without_gradient(function: Function) -> Function:
+    """A function that makes a sparse tensor: a trace loses the history of those."""
+
+    def checked(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            raise CompileError(
+                explain(
+                    "a gradient would have to pass through a sparse tensor, and a compiled step works on dense ones.",
+                    where=str(current_user_line()),
+                    fix="keep the tensor dense, for example with torch.where or a mask, or detach() it",
+                )
+            )
+        return function(tensor, *args, **kwargs)
+
+    return checked
+
+
 def _refuse(what: str, fix: str) -> Function:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise CompileError(explain(f"{what}", where=str(current_user_line()), fix=fix))
@@ -182,7 +209,13 @@ _SUMMING = spellings((
 )) | {torch.special.log_softmax, torch.special.logsumexp}
 # fmt: on
 
+_SPARSE = spellings(
+    ("to_sparse", "to_sparse_coo", "to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc", "sparse_mask")
+)
+
 _REPLACEMENTS: dict[Function, Function] = {
+    **{function: _without_gradient(function) for function in _SPARSE},
+    **dict.fromkeys(spellings(("tensor_split",)), _tensor_split),
     **{function: _in_float32(function) for function in _SUMMING},
     F.linear_cross_entropy: _in_float32(_linear_cross_entropy),
     F.ctc_loss: _in_float32(ctc_loss),
