@@ -27,7 +27,9 @@ from poptorch.errors import ConfigFileError, Error, RecoverableError, Unrecovera
 from poptorch.ipu import ipuHardwareIsAvailable, ipuHardwareVersion
 from poptorch.model import (
     PoplarExecutor,
+    importPoptorchMetadataFromFile,
     inferenceModel,
+    load,
     module_repr,
     print,
     registerGeometricCustomArgParsers,
@@ -90,10 +92,12 @@ __all__ = [
     "autocasting",
     "createPoptorchError",
     "identity_loss",
+    "importPoptorchMetadataFromFile",
     "inferenceModel",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
     "isRunningOnIpu",
+    "load",
     "logger",
     "module_repr",
     "optim",

@@ -7,8 +7,10 @@ builds a program of one line, and so tells a machine that can build nothing from
 from __future__ import annotations
 
 import ctypes
+import getpass
 import locale
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -116,10 +118,16 @@ def _run(command: list[str], folder: str) -> None:
 
 
 def _folder() -> str:
-    """Where PyTorch keeps the code that it generates."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return cache_dir()
+    """Where PyTorch keeps the code that it generates; asking PyTorch itself would take seconds, so it is told."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, ImportError, OSError):  # a user without a name
+        user = f"uid_{os.getuid()}"
+    usual = os.path.join(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
+    folder = os.path.abspath(os.environ.get("TORCHINDUCTOR_CACHE_DIR", usual))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    os.makedirs(folder, exist_ok=True)
+    return folder
 
 
 def _unusable_compiler(compiler: str, why: str) -> Problem:

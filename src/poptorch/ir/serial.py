@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from poptorch.ir.graph import Guard, Note, Phase, StepGraph, annotation, call_graph, note_of
-from poptorch.ir.ops import as_op
+from poptorch.ir.ops import Op, as_op
+from poptorch.ir.ranges import Range
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature
 from poptorch.ir.source import SourceLine
 from poptorch.ir.values import fake_mode, value_of
@@ -36,10 +37,10 @@ def graph_data(graph: StepGraph) -> dict[str, Data]:
     numbers = {node: index for index, node in enumerate(graph.ops.nodes)}
     return {
         "name": graph.name,
-        "inputs": [_input_data(spec) for spec in graph.signature.inputs],
+        "inputs": [input_data(spec) for spec in graph.signature.inputs],
         "ops": [_op_data(node, numbers) for node in graph.ops.nodes if node.op == "call_function"],
         "outputs": [[*_output_data(spec), numbers[node]] for spec, node in graph.outputs],
-        "guards": [guard.expected for guard in graph.guards],
+        "guards": [[guard.expected, range_data(guard.allowed)] for guard in graph.guards],
         "graphs": {name: graph_data(inner) for name, inner in graph.graphs.items()},
         "takes_any_length": graph.takes_any_length,
     }
@@ -49,13 +50,19 @@ def origin_data(graph: StepGraph) -> dict[str, Data]:
     """Where the ops and guards of a graph come from in the user's program."""
     notes = [note_of(node) for node in graph.ops.nodes if node.op == "call_function"]
     return {
-        "ops": [[_line_data(note.line), note.path, note.name] if note is not None else None for note in notes],
-        "guards": [_line_data(guard.line) for guard in graph.guards],
+        "ops": [[line_data(note.line), note.path, note.name] if note is not None else None for note in notes],
+        "guards": [line_data(guard.line) for guard in graph.guards],
         "graphs": {name: origin_data(inner) for name, inner in graph.graphs.items()},
     }
 
 
-def _input_data(spec: InputSpec) -> list[Data]:
+def range_data(allowed: Range | None) -> Data:
+    """A range of integers."""
+    return None if allowed is None else [allowed.low, allowed.high, allowed.op, allowed.what, allowed.ignored]
+
+
+def input_data(spec: InputSpec) -> list[Data]:
+    """What an input is."""
     return [
         spec.name,
         spec.role.value,
@@ -75,8 +82,8 @@ def _op_data(node: fx.Node, numbers: Mapping[fx.Node, int]) -> list[Data]:
     note = note_of(node)
     return [
         target_name(node.target),
-        _argument_data(node.args, numbers),
-        {key: _argument_data(value, numbers) for key, value in node.kwargs.items()},
+        argument_data(node.args, numbers),
+        {key: argument_data(value, numbers) for key, value in node.kwargs.items()},
         _value_data(value_of(node)),
         None if note is None else note.phase.value,
     ]
@@ -93,17 +100,18 @@ def target_name(target: object) -> str:
     raise FormatError(f"{target} is no op that data can name")
 
 
-def _argument_data(value: object, numbers: Mapping[fx.Node, int]) -> Data:
+def argument_data(value: object, numbers: Mapping[fx.Node, int]) -> Data:
+    """An argument of an op; nodes by their numbers."""
     if isinstance(value, fx.Node):
         return {"node": numbers[value]}
     if isinstance(value, (list, tuple)):
-        return [_argument_data(item, numbers) for item in cast("Sequence[object]", value)]
+        return [argument_data(item, numbers) for item in cast("Sequence[object]", value)]
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, complex):
-        return {"complex": [_argument_data(value.real, numbers), _argument_data(value.imag, numbers)]}
+        return {"complex": [argument_data(value.real, numbers), argument_data(value.imag, numbers)]}
     for kind, name in _NAMED.items():
         if isinstance(value, kind):
             return {name: _plain_name(value)}
@@ -137,7 +145,8 @@ def _tensor_data(dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
     return [_plain_name(dtype), list(shape), list(stride)]
 
 
-def _line_data(line: SourceLine | None) -> dict[str, Data] | None:
+def line_data(line: SourceLine | None) -> dict[str, Data] | None:
+    """A place in the user's program."""
     return None if line is None else asdict(line)
 
 
@@ -152,29 +161,30 @@ def graph_from(
         return _graph(data, origin, constants)
     except FormatError:
         raise
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+    except Exception as error:  # whatever nonsense leads to, down to the fake tensors of torch
         raise FormatError(f"these data describe no graph: {type(error).__name__}: {error}") from error
 
 
 def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapping[str, torch.Tensor]) -> StepGraph:
     graph, nodes = fx.Graph(), list[fx.Node]()
-    inputs = tuple(_input(item) for item in data["inputs"])
+    inputs = tuple(input_from(item) for item in data["inputs"])
     for index, spec in enumerate(inputs):
         nodes.append(graph.placeholder(f"in{index}"))
         nodes[-1].meta = {"val": _value(_tensor_data(spec.dtype, spec.shape, spec.stride))}
     for (name, args, kwargs, value, phase), place in zip(data["ops"], origin["ops"], strict=True):
-        named = {str(key): _argument(item, nodes) for key, item in kwargs.items()}
-        node = graph.call_function(_target(name), tuple(_argument(args, nodes)), named)
+        named = {str(key): argument_from(item, nodes) for key, item in kwargs.items()}
+        node = graph.call_function(op_named(name), tuple(argument_from(args, nodes)), named)
         node.meta = {"val": _value(value)}
         if phase is not None:
             line, path, own_name = place
-            node.meta["custom"] = annotation(Note(Phase(phase), _line(line), str(path), str(own_name)))
+            node.meta["custom"] = annotation(Note(Phase(phase), line_from(line), str(path), str(own_name)))
         nodes.append(node)
     outputs = tuple(_output(item[:-1]) for item in data["outputs"])
     results: list[int] = [item[-1] for item in data["outputs"]]
     graph.output(tuple(nodes[index] for index in results))
     guards = tuple(
-        Guard(_line(line), str(expected)) for expected, line in zip(data["guards"], origin["guards"], strict=True)
+        Guard(line_from(line), str(expected), range_from(allowed))
+        for (expected, allowed), line in zip(data["guards"], origin["guards"], strict=True)
     )
     used = {spec.name for spec in inputs if spec.role is Role.CONSTANT}
     own = {name: constants[name] for name in used}
@@ -183,7 +193,16 @@ def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapp
     return StepGraph(str(data["name"]), graph, Signature(inputs, outputs), guards, own, inner, any_length)
 
 
-def _input(data: list[Data]) -> InputSpec:
+def range_from(data: Data) -> Range | None:
+    """The range of integers that data describe, or None."""
+    if data is None:
+        return None
+    low, high, op, what, ignored = data
+    return Range(int(low), int(high), str(op), str(what), None if ignored is None else int(ignored))
+
+
+def input_from(data: list[Data]) -> InputSpec:
+    """The input that data describe."""
     name, role, dtype, shape, stride, owner, key, group = data
     return InputSpec(name, Role(role), tuple(shape), _dtype(dtype), tuple(stride), owner, key, group)
 
@@ -200,7 +219,8 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _target(name: str) -> Callable[..., Any]:
+def op_named(name: str) -> Callable[..., Any]:
+    """What a node calls by this name; `FormatError` if that is no op."""
     if name in _NOT_OPS:
         return _NOT_OPS[name]
     parts = name.split(".")
@@ -209,31 +229,50 @@ def _target(name: str) -> Callable[..., Any]:
         raise FormatError(f"{name!r} is no name of an op")
     for part in parts:
         found = getattr(found, part)
-    if as_op(found) is None:
+    op = as_op(found)
+    if op is None:
         raise FormatError(f"{name!r} is no op")
+    if not _is_computation(op):
+        raise FormatError(f"{name!r} is no op that data may call")
     return cast("Callable[..., Any]", found)
+
+
+_OF_PYTORCH = frozenset({"aten", "prims", "prim", "mkldnn", "mkl", "inductor", "quantized", "poptorch"})
+_TOUCHES_FILES = frozenset({"aten::from_file"})
+
+
+def _is_computation(op: Op[..., Any]) -> bool:
+    """Whether an op computes with tensors, and does nothing else to the machine: data may come from anywhere.
+
+    Of libraries those ops count that the program itself has defined in Python; others may write files.
+    """
+    name: str = op._schema.name  # pyright: ignore[reportPrivateUsage]
+    if op.namespace in _OF_PYTORCH:
+        return name not in _TOUCHES_FILES
+    return name in torch._library.custom_ops.OPDEFS  # pyright: ignore
 
 
 _NOT_OPS: dict[str, Callable[..., Any]] = {"getitem": operator.getitem, "call": call_graph}
 
 
-def _argument(data: Data, nodes: Sequence[fx.Node]) -> Any:
+def argument_from(data: Data, nodes: Sequence[fx.Node]) -> Any:
+    """The argument that data describe."""
     if isinstance(data, list):
-        return [_argument(item, nodes) for item in cast("list[Data]", data)]
+        return [argument_from(item, nodes) for item in cast("list[Data]", data)]
     if not isinstance(data, dict):
         return data
     ((kind, value),) = cast("dict[str, Data]", data).items()
     if kind == "node":
         return nodes[int(value)]
     if kind == "complex":
-        return complex(*(_argument(part, nodes) for part in value))
+        return complex(*(argument_from(part, nodes) for part in value))
     readers: dict[str, Callable[[str], Any]] = {
         "float": float,
         "dtype": _dtype,
         "device": torch.device,
         "layout": lambda name: _member(name, torch.layout),
         "memory_format": lambda name: _member(name, torch.memory_format),
-        "op": _target,
+        "op": op_named,
     }
     return readers[kind](value)
 
@@ -255,5 +294,8 @@ def _value(data: Data) -> Any:
         return torch.empty_strided(tuple(shape), tuple(stride), dtype=_dtype(dtype))
 
 
-def _line(data: Mapping[str, Data] | None) -> SourceLine | None:
-    return None if data is None else SourceLine(**data)
+def line_from(data: Mapping[str, Data] | None) -> SourceLine | None:
+    """The place in the user's program that data describe, or None."""
+    if data is None:
+        return None
+    return SourceLine(str(data["file"]), int(data["line"]), str(data["function"]), str(data["text"]))

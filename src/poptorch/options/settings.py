@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from poptorch import environment
 from poptorch.autocasting import Policy
 from poptorch.enums import (
     ConnectionType,
@@ -63,7 +64,8 @@ class ProcessSettings:
 class FileSettings:
     """What is kept on disk."""
 
-    cache: str | None
+    caches: bool
+    cache: str | None  # the folder; None: that of the platform
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,10 @@ def resolve(options: Options, *, training: bool) -> Settings:
             broadcasts_buffers=options.broadcast_buffers,
         ),
         processes=ProcessSettings(processes.processId, processes.numProcesses),
-        files=FileSettings(cache=popart.get("cachePath") if popart.get("enableEngineCaching") else None),
+        files=FileSettings(
+            caches=popart.get("enableEngineCaching", True) is True and environment.CACHE.flag(),
+            cache=popart.get("cachePath"),
+        ),
         report=ReportSettings(
             anchored=tuple(options.anchored_tensors.items()),
             module_namescope=options.module_namescope,

@@ -63,7 +63,7 @@ class Session:
         self, executable: Executable, kernels: Mapping[str, Kernel], state: Mapping[str, torch.Tensor]
     ) -> None:
         self.executable = executable
-        self._kernels = kernels
+        self.kernels = kernels
         self._schedule = executable.schedule
         self._collector = Collector(executable)
         self._checks = CallChecks(executable)
@@ -80,7 +80,7 @@ class Session:
 
     def bind(self, state: Mapping[str, torch.Tensor]) -> None:
         """Work on these tensors from now on."""
-        self._bound = bind(self.executable, self._kernels, state, self.random)
+        self._bound = bind(self.executable, self.kernels, state, self.random)
         self._actions = [self._action(instruction, bound) for instruction, bound in self._bound.actions]
         self._journal.clear()
         self._is_torn = False
