@@ -94,7 +94,8 @@ class _Reader:
         if data is None and type(None) in options:
             return None
         named = {getattr(option, "__name__", ""): option for option in options if option is not type(None)}
-        chosen = named.get(data["is"]) if isinstance(data, dict) and "is" in data else next(iter(named.values()))
+        said = cast("dict[str, Data]", data).get("is") if isinstance(data, dict) else None
+        chosen = next(iter(named.values())) if said is None else named[said]
         return self.read(chosen, data, place)
 
     def _many(self, hint: Any, data: Data, place: str) -> Any:

@@ -166,7 +166,7 @@ def find_cache(settings: Settings) -> Cache | None:
         return None
     try:
         return Cache(cache_folder(settings.files.cache))
-    except RuntimeError as error:  # no home directory
+    except OSError as error:
         warn_once(f"compiled programs are not kept for the next time: {error}.")
         return None
 

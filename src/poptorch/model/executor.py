@@ -14,7 +14,7 @@ from torch import nn
 from poptorch._logging import limit_repeats, logger
 from poptorch.capture import holders_of
 from poptorch.engines import CheckedEngine, choose_engine, return_freed_memory
-from poptorch.errors import AnchorError, ArgumentError, Error, FileContentError, explain, nearest
+from poptorch.errors import AnchorError, ArgumentError, Error, FileContentError, FileError, explain, nearest
 from poptorch.executable import Executable
 from poptorch.faults import FAULTS
 from poptorch.ipu import announce
@@ -358,9 +358,11 @@ class PoplarExecutor(Measurements):
             self._current = variant
             self._connect_optimizers()
             self._attachment.after_compilation()
-        except BaseException:
+        except BaseException as error:
             self._forget()
-            raise
+            if isinstance(error, Error) or not isinstance(error, Exception):
+                raise
+            raise FileError(f"Invalid file {loaded.path}: {type(error).__name__}: {error}") from error
 
     def isCompiled(self) -> bool:
         """Whether there is a compiled program."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import platformdirs
 from filelock import FileLock, Timeout
 
 from poptorch import environment
@@ -29,6 +28,7 @@ from poptorch.ir.serial import FormatError
 from poptorch.store.atomic import remove_leftovers
 from poptorch.store.container import Container, read_container, write_container
 from poptorch.store.files import about_us, code_parts, programs_digest, read_kernels
+from poptorch.store.places import cache_place
 
 SUFFIX = ".poptorch-code"
 _PATIENCE = 900.0  # seconds to wait for another process that compiles the same
@@ -39,8 +39,8 @@ Observer = Callable[[str, StepGraph], None]
 
 
 def cache_folder(chosen: str | None) -> Path:
-    """The folder that the options name, or that of the platform; raises `RuntimeError` if there is no home."""
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_path("poptorch", appauthor=False))
+    """The folder that the options name, or that of the platform; raises `OSError` if there is no home."""
+    return Path(chosen) if chosen else cache_place()
 
 
 @dataclass(frozen=True)

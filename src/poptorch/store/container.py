@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ MANIFEST = "manifest.json"
 MOST_PARTS = 4096
 MOST_JSON_NBYTES = 512 * 2**20
 _DIGEST_NBYTES = 64  # hexadecimal
+_NAME = re.compile(r"[a-z0-9_]+(/[a-z0-9_]+)?(\.[a-z]+)?")
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same content gives the same bytes
 
 
@@ -117,6 +119,8 @@ def _check_entries(entries: list[zipfile.ZipInfo], nbytes: int) -> None:
         raise FileError(f"it has {len(entries)} parts, more than any model needs.")
     if len({entry.filename for entry in entries}) != len(entries):
         raise FileError("it has two parts of one name.")
+    if any(not _NAME.fullmatch(entry.filename) or ".." in entry.filename for entry in entries):
+        raise FileError("it has a part of a name that poptorch does not give.")
     is_packed = any(entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 for entry in entries)
     if is_packed or sum(entry.file_size for entry in entries) > nbytes:
         raise FileError("its parts are compressed, which poptorch does not do.")

@@ -15,9 +15,8 @@ import secrets
 import stat
 from pathlib import Path
 
-import platformdirs
-
 from poptorch._logging import warn_once
+from poptorch.store.places import state_place
 
 _KEY_NBYTES = 32
 _PURPOSE = b"poptorch native code 1\0"
@@ -53,7 +52,7 @@ def _machine() -> bytes:
 
 def key_file() -> Path:
     """Where the key is."""
-    return Path(platformdirs.user_state_path("poptorch", appauthor=False)) / "keys" / "native-code"
+    return state_place() / "keys" / "native-code"
 
 
 def _key() -> bytes:
