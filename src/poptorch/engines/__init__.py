@@ -5,7 +5,7 @@ from poptorch.engines.choose import choose_engine
 from poptorch.engines.eager import EagerEngine
 from poptorch.engines.engine import NOTHING_TO_WRITE, Bound, Engine, Kernel, Started, finish
 from poptorch.engines.memory import return_freed_memory
-from poptorch.engines.portable import Portable, kernels_from, portable
+from poptorch.engines.portable import Portable, kernels_from, make_portable
 from poptorch.engines.surroundings import surroundings
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "choose_engine",
     "finish",
     "kernels_from",
-    "portable",
+    "make_portable",
     "return_freed_memory",
     "surroundings",
 ]

@@ -40,7 +40,7 @@ class Portable:
     codes: tuple[bytes, ...]
 
 
-def portable(kernels: Mapping[str, Kernel]) -> Portable | None:
+def make_portable(kernels: Mapping[str, Kernel]) -> Portable | None:
     """Kernels in a form that can be kept; None if one of them is not native, or calls Python on its way."""
     codes: list[bytes] = []
     found: dict[str, Data] = {}

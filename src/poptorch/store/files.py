@@ -9,7 +9,7 @@ import torch
 
 from poptorch._logging import logger
 from poptorch._version import __version__
-from poptorch.engines import Kernel, Portable, kernels_from, portable, surroundings
+from poptorch.engines import Kernel, Portable, kernels_from, make_portable, surroundings
 from poptorch.errors import FileError
 from poptorch.executable import Executable, executable_from
 from poptorch.executable.data import origins_in, plain, tensors_in
@@ -53,7 +53,7 @@ def read_executable(container: Container) -> Executable:
 
 def code_parts(made_from: str, kernels: Mapping[str, Kernel]) -> dict[str, bytes]:
     """Native code as parts of a container: none if there is none that can be kept."""
-    found = portable(kernels)
+    found = make_portable(kernels)
     if found is None:
         return {}
     names = [f"code/{number}.so" for number in range(len(found.codes))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import platformdirs
@@ -9,15 +10,19 @@ import platformdirs
 
 def cache_place() -> Path:
     """For what can be made again; raises `OSError` for a user without a home."""
-    return _absolute(platformdirs.user_cache_path("poptorch", appauthor=False))
+    return _found(platformdirs.user_cache_path)
 
 
 def state_place() -> Path:
     """For what has to stay; raises `OSError` for a user without a home."""
-    return _absolute(platformdirs.user_state_path("poptorch", appauthor=False))
+    return _found(platformdirs.user_state_path)
 
 
-def _absolute(path: Path) -> Path:
-    if not path.is_absolute():  # the sign for the home directory is still in it
+def _found(place: Callable[..., Path]) -> Path:
+    try:
+        path = place("poptorch", appauthor=False)
+    except RuntimeError as error:
+        raise FileNotFoundError("there is no home directory") from error
+    if not path.is_absolute():  # older releases leave the sign for the home directory in it
         raise FileNotFoundError("there is no home directory")
     return path
