@@ -172,12 +172,12 @@ def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapp
         nodes.append(graph.placeholder(f"in{index}"))
         nodes[-1].meta = {"val": _value(_tensor_data(spec.dtype, spec.shape, spec.stride))}
     for (name, args, kwargs, value, phase), place in zip(data["ops"], origin["ops"], strict=True):
-        named = {str(key): argument_from(item, nodes) for key, item in kwargs.items()}
+        named = {_keyword(key): argument_from(item, nodes) for key, item in kwargs.items()}
         node = graph.call_function(op_named(name), tuple(argument_from(args, nodes)), named)
         node.meta = {"val": _value(value)}
         if phase is not None:
             line, path, own_name = place
-            node.meta["custom"] = annotation(Note(Phase(phase), line_from(line), str(path), str(own_name)))
+            node.meta["custom"] = annotation(Note(Phase(phase), line_from(line), _line(path), _line(own_name)))
         nodes.append(node)
     outputs = tuple(_output(item[:-1]) for item in data["outputs"])
     results: list[int] = [item[-1] for item in data["outputs"]]
@@ -255,10 +255,29 @@ def _is_computation(op: Op[..., Any]) -> bool:
 _NOT_OPS: dict[str, Callable[..., Any]] = {"getitem": operator.getitem, "call": call_graph}
 
 
+def _keyword(data: Data) -> str:
+    """The name of an argument: it becomes a part of Python code."""
+    if not isinstance(data, str) or not data.isidentifier():
+        raise FormatError(f"{data!r} is no name of an argument")
+    return data
+
+
+_DANGEROUS = frozenset("\"'\\")
+
+
+def _text(data: Data) -> str:
+    """An argument that is text: it may become a part of C++ code, between quotes."""
+    if not isinstance(data, str) or not data.isprintable() or _DANGEROUS.intersection(data):
+        raise FormatError(f"{data!r} is no text that an op takes")
+    return data
+
+
 def argument_from(data: Data, nodes: Sequence[fx.Node]) -> Any:
     """The argument that data describe."""
     if isinstance(data, list):
         return [argument_from(item, nodes) for item in cast("list[Data]", data)]
+    if isinstance(data, str):
+        return _text(data)
     if not isinstance(data, dict):
         return data
     ((kind, value),) = cast("dict[str, Data]", data).items()
@@ -298,4 +317,9 @@ def line_from(data: Mapping[str, Data] | None) -> SourceLine | None:
     """The place in the user's program that data describe, or None."""
     if data is None:
         return None
-    return SourceLine(str(data["file"]), int(data["line"]), str(data["function"]), str(data["text"]))
+    return SourceLine(_line(data["file"]), int(data["line"]), _line(data["function"]), _line(data["text"]))
+
+
+def _line(data: Data) -> str:
+    """Text on one line: it may become a part of a comment."""
+    return " ".join(str(data).splitlines())

@@ -84,9 +84,15 @@ def read_kernels(container: Container, made_from: str) -> dict[str, Kernel] | No
     return kernels_from(Portable(data["kernels"], tuple(container.parts[name] for name in data["codes"])))
 
 
+def is_our_code(container: Container) -> bool:
+    """Whether all native code of a container was made by this user on this machine."""
+    description = container.parts.get(_CODE, b"")
+    return is_ours(description, container.parts.get(_CHECKSUM, b"").decode(errors="replace"))
+
+
 def _distrust(container: Container, description: bytes, made_from: str) -> str:
     """Why code is not to be loaded; empty if it may be."""
-    if not is_ours(description, container.parts.get(_CHECKSUM, b"").decode(errors="replace")):
+    if not is_our_code(container):
         return "it was not made by this user on this machine"
     data = parse_json(description, _CODE)
     if any(sha256(container.parts.get(name, b"")) != wanted for name, wanted in data["codes"].items()):
