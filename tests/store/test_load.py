@@ -298,3 +298,28 @@ def test_several_optimisers_and_loss_scaling_come_back(tmp_path):
     assert kinds == [poptorch.optim.SGD, poptorch.optim.Adam]
     first, second = loaded._optimizers.optimizers[0].state_dict(), several[0].state_dict()
     assert first["ipu_param"] == second["ipu_param"]
+
+
+def test_an_inference_model_of_a_loaded_one_follows_its_training(tmp_path):
+    model = Regression()
+    training = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    batch = torch.ones(4, 3), torch.ones(4, 2)
+    training.compileAndExport(tmp_path / "train", *batch)
+    poptorch.inferenceModel(model).compileAndExport(tmp_path / "valid", *batch)
+    loaded = poptorch.load(tmp_path / "train")
+    validation, apart = poptorch.inferenceModel(loaded), poptorch.load(tmp_path / "valid")
+    validation.loadExecutable(tmp_path / "valid")
+    losses = []
+    for _ in range(3):
+        losses.append(validation(*batch)[1].item())
+        loaded(*batch)
+    assert losses[0] > losses[1] > losses[2]
+    assert apart(*batch)[1].item() == losses[0]
+    apart.load_state_dict(loaded.state_dict())
+    assert apart(*batch)[1].item() < losses[2]
+
+
+def test_an_inference_executor_that_is_not_compiled_can_be_pickled(tmp_path):
+    torch.save(poptorch.inferenceModel(Scale(3.0)), tmp_path / "executor")
+    back = torch.load(tmp_path / "executor", weights_only=False)
+    assert back(torch.ones(2)).tolist() == [3.0, 3.0]

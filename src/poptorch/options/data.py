@@ -113,6 +113,6 @@ def _decode(data: Data) -> Any:
         return {_decode(key): _decode(item) for key, item in value}
     if kind != "object":
         raise ValueError(f"{kind!r} is nothing that options hold")
-    found: Any = object.__new__(_KINDS[value[0]])
+    found = cast("Any", object.__new__(_KINDS[value[0]]))
     vars(found).update(_decode(value[1]))
     return found

@@ -21,13 +21,13 @@ from filelock import FileLock, Timeout
 from poptorch import environment
 from poptorch._logging import logger, warn_once
 from poptorch.engines import Engine, Kernel, surroundings
-from poptorch.errors import Error
+from poptorch.errors import Error, FileError
 from poptorch.executable import Executable, Program
 from poptorch.ir import StepGraph
 from poptorch.ir.serial import FormatError
 from poptorch.store.atomic import remove_leftovers
 from poptorch.store.container import Container, read_container, write_container
-from poptorch.store.files import about_us, code_parts, programs_digest, read_kernels
+from poptorch.store.files import about_us, code_parts, programs_digest, read_kernels, why_not_usable
 from poptorch.store.places import cache_place
 
 SUFFIX = ".poptorch-code"
@@ -81,10 +81,12 @@ class Cache:
         path = self.path(wanted.key)
         if not path.exists():
             return None
-        kernels = read_kernels(read_container(path), wanted.facts["program"])
-        if kernels is not None:
-            with contextlib.suppress(OSError):
-                os.utime(path)
+        container, program = read_container(path), wanted.facts["program"]
+        kernels = read_kernels(container, program)
+        if kernels is None:
+            raise FileError(f"the code in {path.name} is not used: {why_not_usable(container, program)}.")
+        with contextlib.suppress(OSError):
+            os.utime(path)
         return kernels
 
     def add(self, wanted: Wanted, kernels: Mapping[str, Kernel]) -> None:

@@ -73,14 +73,11 @@ def code_parts(made_from: str, kernels: Mapping[str, Kernel]) -> dict[str, bytes
 
 def read_kernels(container: Container, made_from: str) -> dict[str, Kernel] | None:
     """Kernels from native code that this user made here, for the same programs and surroundings; else None."""
-    description = container.parts.get(_CODE)
-    if description is None:
-        return None
-    reason = _distrust(container, description, made_from)
+    reason = why_not_usable(container, made_from)
     if reason:
-        logger.info("native code is compiled again: %s", reason)
+        logger.info("there is no native code to use in it: %s", reason)
         return None
-    data = parse_json(description, _CODE)
+    data = parse_json(container.parts[_CODE], _CODE)
     return kernels_from(Portable(data["kernels"], tuple(container.parts[name] for name in data["codes"])))
 
 
@@ -90,11 +87,13 @@ def is_our_code(container: Container) -> bool:
     return is_ours(description, container.parts.get(_CHECKSUM, b"").decode(errors="replace"))
 
 
-def _distrust(container: Container, description: bytes, made_from: str) -> str:
-    """Why code is not to be loaded; empty if it may be."""
+def why_not_usable(container: Container, made_from: str) -> str:
+    """Why native code is not to be loaded; empty if it may be."""
+    if _CODE not in container.parts:
+        return "it holds none"
     if not is_our_code(container):
         return "it was not made by this user on this machine"
-    data = parse_json(description, _CODE)
+    data = parse_json(container.parts[_CODE], _CODE)
     if any(sha256(container.parts.get(name, b"")) != wanted for name, wanted in data["codes"].items()):
         return "it is not the code that was signed"
     if data["made_from"] != made_from:
