@@ -109,7 +109,9 @@ def test_every_damage_is_noticed(saved, request):
             unpack(content)
 
 
-@pytest.mark.parametrize("part", ["executable.json", "origins.json", "program.json", "model.json", "optimizers.json"])
+@pytest.mark.parametrize(
+    "part", ["executable.json", "origins.json", "program.json", "model.json", "optimizers.json", "options.json"]
+)
 def test_a_file_made_up_by_somebody_is_an_error_of_ours_or_a_model(part, saved, tmp_path, request):
     count = 400 if request.config.getoption("--long") else 12
     container = unpack(saved)

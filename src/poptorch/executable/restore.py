@@ -7,6 +7,7 @@ Data may come from anywhere. They are read by the types that the fields are decl
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -175,6 +176,12 @@ def _check(executable: Executable) -> None:
         "an unknown update": not updates <= names,
         "no replicas": batching.replicas < 1 or batching.device_iterations < 1 or batching.micro_batches_per_update < 1,
         "an unknown replica": any(not 0 <= run.replica < batching.replicas for run in schedule.runs),
+        "too many replicas": batching.replicas > _MOST,
+        "an impossible grouping": any(len(g.of_replicas) != batching.replicas for g in executable.binding.groupings),
+        "an impossible group": any(not 0 <= n < _MOST for g in executable.binding.groupings for n in g.of_replicas),
+        "other micro-batches than it schedules": len(batching.sources) != schedule.rounds * schedule.micro_batches,
+        "too many instructions": max(schedule.ipus, schedule.slots) > _MOST**2,
+        "more room for gradients than for weights": _room_for_gradients(executable) > _room_for_weights(executable),
         "an impossible source": not batching.sources or min(batching.sources) < 0,
         "an impossible output": any(not 0 <= kept < batching.micro_batches for kept in batching.kept),
         "arguments of unknown types": not len(arguments.shapes) == len(arguments.dtypes) == count,
@@ -185,6 +192,19 @@ def _check(executable: Executable) -> None:
     wrong = [what for what, is_so in facts.items() if is_so]
     if wrong:
         raise FormatError(f"an executable with {', '.join(wrong)}")
+
+
+_MOST = 4096  # replicas of one process
+
+
+def _room_for_gradients(executable: Executable) -> int:
+    return sum(math.prod(spec.shape) for spec in executable.state if spec.role is Role.ACCUMULATOR)
+
+
+def _room_for_weights(executable: Executable) -> int:
+    """How many numbers gradients can have that are added up: as many as weights, and a few more."""
+    weights = sum(math.prod(spec.shape) for spec in executable.state if spec.role is Role.PARAMETER)
+    return 4 * weights + 2**20
 
 
 def _leaves(structure: Structure) -> list[int]:
