@@ -114,6 +114,6 @@ def _decode(data: Data) -> Any:
     if kind != "object":
         raise ValueError(f"{kind!r} is nothing that options hold")
     found = cast("Any", object.__new__(_KINDS[value[0]]))
-    attributes: dict[str, Any] = vars(found)
-    attributes.update(_decode(value[1]))
+    for name, item in cast("dict[str, Any]", _decode(value[1])).items():
+        setattr(found, name, item)
     return found
