@@ -323,3 +323,28 @@ def test_an_inference_executor_that_is_not_compiled_can_be_pickled(tmp_path):
     torch.save(poptorch.inferenceModel(Scale(3.0)), tmp_path / "executor")
     back = torch.load(tmp_path / "executor", weights_only=False)
     assert back(torch.ones(2)).tolist() == [3.0, 3.0]
+
+
+class Speech(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x, labels):
+        scores = self.fc(x).log_softmax(-1)
+        lengths = torch.full((2,), 6), torch.full((2,), 2)
+        return nn.functional.ctc_loss(scores, labels, *lengths)
+
+
+def test_ops_of_ours_are_known_to_a_process_that_only_loads(tmp_path, programs):
+    torch.manual_seed(0)
+    model = Speech()
+    x, labels = torch.ones(6, 2, 4), torch.tensor([[1, 2], [3, 4]])
+    training = poptorch.trainingModel(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    training.compileAndExport(tmp_path / "m", x, labels)
+    code = f"""
+import torch
+training = poptorch.load({str(tmp_path / "m")!r})
+print(training(torch.ones(6, 2, 4), torch.tensor([[1, 2], [3, 4]])).item())
+"""
+    assert float(programs.run(code).output) == pytest.approx(training(x, labels).item())

@@ -238,7 +238,7 @@ def op_named(name: str) -> Callable[..., Any]:
 
 
 _OF_PYTORCH = frozenset({"aten", "prims", "prim", "mkldnn", "mkl", "inductor", "quantized", "poptorch"})
-_TOUCHES_FILES = frozenset({"aten::from_file"})
+_REFUSED = frozenset({"aten::from_file", "poptorch::draw", "poptorch::draw_two"})  # files, or ops named by text
 
 
 def _is_computation(op: Op[..., Any]) -> bool:
@@ -248,7 +248,7 @@ def _is_computation(op: Op[..., Any]) -> bool:
     """
     name: str = op._schema.name  # pyright: ignore[reportPrivateUsage]
     if op.namespace in _OF_PYTORCH:
-        return name not in _TOUCHES_FILES
+        return name not in _REFUSED
     return name in torch._library.custom_ops.OPDEFS  # pyright: ignore
 
 
