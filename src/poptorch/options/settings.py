@@ -152,7 +152,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
         ),
         processes=ProcessSettings(processes.processId, processes.numProcesses),
         files=FileSettings(
-            caches=popart.get("enableEngineCaching", True) is True and environment.CACHE.flag(),
+            caches=bool(popart.get("enableEngineCaching", True)) and environment.CACHE.flag(),
             cache=popart.get("cachePath"),
         ),
         report=ReportSettings(
