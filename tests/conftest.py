@@ -16,6 +16,10 @@ def pytest_configure(config: pytest.Config) -> None:
     ipus_of_our_own = tempfile.TemporaryDirectory(prefix="poptorch-ipus-")
     config.add_cleanup(ipus_of_our_own.cleanup)
     os.environ["POPTORCH_IPU_LOCKS"] = ipus_of_our_own.name
+    own_state = tempfile.TemporaryDirectory(prefix="poptorch-state-")
+    config.add_cleanup(own_state.cleanup)
+    os.environ["XDG_STATE_HOME"] = os.environ["XDG_CACHE_HOME"] = own_state.name  # never the folders of the user
+    os.environ["POPTORCH_CACHE"] = "0"  # tests compile what they are about; those of the cache switch it on
     os.environ["POPTORCH_ENGINE"] = "eager"  # unless a test asks for another: compiling takes seconds
     os.environ["POPTORCH_FALLBACK"] = "0"  # the eager engine must not hide what the inductor engine cannot do
     torch.set_num_threads(1)  # tiny tensors: more threads only get in each other's way

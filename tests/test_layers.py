@@ -46,11 +46,13 @@ MAY_IMPORT = {
     "compiler": {"structure", "ir", "options", "executable", "ipu"},
     "engines": {"ir", "executable"},
     "runtime": {"ir", "executable", "engines"},
+    "store": {"ir", "executable", "engines"},
     "report": {"executable", "runtime"},
     "data": {"structure", "options"},
 }
 MAY_IMPORT["model"] = set(MAY_IMPORT)
 MAY_IMPORT.update({alias: set(MAY_IMPORT) - ALIASES for alias in ALIASES})
+MAY_IMPORT["cli"] = {"", *MAY_IMPORT}
 MAY_IMPORT["lightning"] = {""}  # what `import poptorch` offers
 
 MODULES = sorted(SOURCE.rglob("*.py"))

@@ -57,7 +57,9 @@ from poptorch.errors import ConfigFileError, Error, RecoverableError, Unrecovera
 from poptorch.ipu import ipuHardwareIsAvailable, ipuHardwareVersion
 from poptorch.model import (
     PoplarExecutor,
+    importPoptorchMetadataFromFile,
     inferenceModel,
+    load,
     module_repr,
     print,
     registerGeometricCustomArgParsers,
@@ -135,11 +137,13 @@ __all__ = [
     "dynamic_update",
     "for_loop",
     "identity_loss",
+    "importPoptorchMetadataFromFile",
     "inferenceModel",
     "ipuHardwareIsAvailable",
     "ipuHardwareVersion",
     "ipu_print_tensor",
     "isRunningOnIpu",
+    "load",
     "logger",
     "module_repr",
     "nop",

@@ -76,7 +76,13 @@ LIGHTNING_AUTOLOAD = Variable(
     "POPTORCH_LIGHTNING_AUTOLOAD", "1", "0 leaves Lightning alone until a program imports `poptorch.lightning`"
 )
 
-CACHE_DIR = Variable("POPTORCH_CACHE_DIR", "", "folder for compiled programs, as in Options.enableExecutableCaching")
+CACHE = Variable("POPTORCH_CACHE", "1", "0 compiles every model anew, and keeps nothing for the next time")
+CACHE_DIR = Variable(
+    "POPTORCH_CACHE_DIR",
+    "",
+    "folder for compiled programs, as in Options.enableExecutableCaching; by default that of the platform",
+)
+CACHE_SIZE = Variable("POPTORCH_CACHE_SIZE", "2048", "megabytes that it may take; what was used least recently goes")
 DEFAULT_OPTIONS = Variable("POPTORCH_DEFAULT_OPTIONS", "", "options of every new Options object, as JSON")
 POPLAR_ENGINE_OPTIONS = Variable("POPLAR_ENGINE_OPTIONS", "", "engine options as JSON; wins over enableProfiling")
 FAULT = Variable("POPTORCH_FAULT", "", "makes a call fail, to test recovery: `recoverable`, `unrecoverable@3`, …")

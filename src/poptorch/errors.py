@@ -197,6 +197,14 @@ class EngineError(Error):
     """The compiled program could not be built or failed while it ran."""
 
 
+class FileError(Error):
+    """A file of a compiled model cannot be read, or not be written."""
+
+
+class FileContentError(FileError, AssertionError):
+    """A file of a compiled model is of another version, or lacks what was asked for."""
+
+
 class DataError(Error, AssertionError):
     """The arguments of a loader do not fit together, or it cannot be used in this state."""
 

@@ -14,6 +14,11 @@ from poptorch.compiler.passes import Observer
 from poptorch.ir import StepGraph
 
 
+def is_dumping() -> bool:
+    """Whether somebody looks at the graphs between passes."""
+    return bool(environment.DUMP.read())
+
+
 def dumping(label: str) -> Observer:
     """An observer that writes `<folder>/<label>/00_capture.txt`, `01_canonicalize.txt`, …, or does nothing."""
     folder = environment.DUMP.read()

@@ -5,6 +5,8 @@ from poptorch.engines.choose import choose_engine
 from poptorch.engines.eager import EagerEngine
 from poptorch.engines.engine import NOTHING_TO_WRITE, Bound, Engine, Kernel, Started, finish
 from poptorch.engines.memory import return_freed_memory
+from poptorch.engines.portable import Portable, kernels_from, make_portable
+from poptorch.engines.surroundings import surroundings
 
 __all__ = [
     "NOTHING_TO_WRITE",
@@ -13,8 +15,12 @@ __all__ = [
     "EagerEngine",
     "Engine",
     "Kernel",
+    "Portable",
     "Started",
     "choose_engine",
     "finish",
+    "kernels_from",
+    "make_portable",
     "return_freed_memory",
+    "surroundings",
 ]

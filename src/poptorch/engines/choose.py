@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from poptorch import environment
 from poptorch._logging import warn_once
@@ -34,11 +35,20 @@ def choose_engine(requested: str | None) -> Engine:
         raise CannotBuild(explain(what, fix=f"{problem.fix}; or ask for the eager engine"), problem)
     if problem is not None:
         return _instead(EagerEngine(), problem)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about torch's own code, which users can do nothing about
-        from poptorch.engines.inductor import InductorEngine  # takes more than a second, so only when it is used
+    return NativeEngine() if name else NativeWherePossible(NativeEngine(), EagerEngine())
 
-    return InductorEngine() if name else NativeWherePossible(InductorEngine(), EagerEngine())
+
+@dataclass(frozen=True)
+class NativeEngine:
+    """The inductor engine, which takes seconds to import: so only when there is something to compile."""
+
+    name: str = "inductor"
+
+    def compile(self, programs: Sequence[Program], observe: Observer = unobserved) -> dict[str, Kernel]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about torch's own code, which users can do nothing about
+            from poptorch.engines.inductor import InductorEngine
+        return InductorEngine().compile(programs, observe)
 
 
 class NativeWherePossible:

@@ -6,18 +6,17 @@ code generator; nothing is traced a second time by dynamo or autograd.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from poptorch._logging import without_remarks
+from poptorch.engines.code import NativeCode
 from poptorch.engines.control_flow import WithControlFlow, all_nodes
 from poptorch.engines.decompositions import decompositions, runs_in_pytorch
 from poptorch.engines.ops import write_in_place, written_positions
@@ -50,22 +49,6 @@ _CONFIG: dict[str, Any] = {
     "aot_inductor.enable_frame_pointer": False,
     "cpp.min_chunk_size": 4096,  # waking a second thread for less costs more than it gains
 }
-
-
-@dataclass(frozen=True)
-class NativeCode:
-    """A compiled function, and what Inductor's Python wrapper around it calls in the end, if that is known."""
-
-    function: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-    native: Callable[[Any], Any] | None
-    writes_in_place: bool  # otherwise it returns new values after the others
-
-    @classmethod
-    def of(cls, function: Any, *, writes_in_place: bool) -> NativeCode:
-        native = inspect.getclosurevars(function).nonlocals.get("f") if inspect.isfunction(function) else None
-        if not inspect.isbuiltin(native) or "constants_tensor" in function.__code__.co_varnames:
-            native = None  # not the wrapper we know, or one that adds tensors of its own
-        return cls(function, native, writes_in_place)
 
 
 def generate(graph: StepGraph, *, has_images: bool = False, is_careful: bool = False) -> NativeCode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,26 +23,24 @@ class HostState:
 
     given: tuple[str, ...]  # by the program, in this order
     taken: tuple[str, ...]  # by the host graph
-    prepare: Callable[..., Any] | None
-    prepare_takes: tuple[str, ...]
-    prepare_gives: tuple[str, ...]
+    prepare: StepGraph | None = None  # what computes the rest
 
     @classmethod
     def of(cls, program: Program, graph: StepGraph) -> HostState:
-        given, taken = _names(program.state), _names(graph.signature.state)
-        prepare = graph.graphs.get(PREPARE)
-        if prepare is None:
-            return cls(given, taken, None, (), ())
-        gives = tuple(spec.name for spec in prepare.signature.outputs)
-        return cls(given, taken, as_function(prepare.ops, PREPARE), _names(prepare.signature.state), gives)
+        return cls(_names(program.state), _names(graph.signature.state), graph.graphs.get(PREPARE))
+
+    @cached_property
+    def _preparation(self) -> Callable[..., Any]:
+        assert self.prepare is not None
+        return as_function(self.prepare.ops, PREPARE)
 
     def arrange(self, state: Sequence[torch.Tensor], drawn: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """What the host graph takes, from what the program is given and the memory of random numbers."""
         named = {**drawn, **{name: tensor.detach() for name, tensor in zip(self.given, state, strict=True)}}
         if self.prepare is not None:
             with torch.no_grad():
-                results = self.prepare(*(named[name] for name in self.prepare_takes))
-            named.update(zip(self.prepare_gives, results, strict=True))
+                results = self._preparation(*(named[name] for name in _names(self.prepare.signature.state)))
+            named.update(zip((spec.name for spec in self.prepare.signature.outputs), results, strict=True))
         return [named[name] for name in self.taken]
 
 

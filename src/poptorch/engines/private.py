@@ -6,7 +6,6 @@ They take more than a second to import, so this module is imported where native 
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
-import torch._C
 from torch._dynamo.source import ConstantSource
 from torch._guards import TracingContext, tracing
 from torch._inductor import config, inductor_prims
@@ -22,8 +21,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
-aoti = torch._C._aoti  # how native code is given tensors, and gives them back
-
 __all__ = [
     "ConstantSource",
     "CustomSchedulerPass",
@@ -34,7 +31,6 @@ __all__ = [
     "StatelessSymbolicContext",
     "TracingContext",
     "V",
-    "aoti",
     "compile_fx_inner",
     "config",
     "fx_traceback",

@@ -6,12 +6,23 @@ tests/engines/test_private.py.
 
 from __future__ import annotations
 
+import getpass
+import os
+import re
+import tempfile
+
 
 def cache_folder() -> str:
-    """Where PyTorch keeps the code that it generates; made if it is not there."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return cache_dir()
+    """Where PyTorch keeps the code that it generates; asking PyTorch itself would take seconds, so it is told."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, ImportError, OSError):  # a user without a name
+        user = f"uid_{os.getuid()}"
+    usual = os.path.join(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
+    folder = os.path.abspath(os.environ.get("TORCHINDUCTOR_CACHE_DIR", usual))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    os.makedirs(folder, exist_ok=True)
+    return folder
 
 
 def build_command(compiler: str, source: str, folder: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from poptorch.executable.checks import IndexCheck, first_wrong, out_of_range
 from poptorch.executable.executable import AnchorPlan, Batching, Executable
 from poptorch.executable.interface import Arguments, Interface
 from poptorch.executable.program import Program
+from poptorch.executable.restore import executable_from
 from poptorch.executable.schedule import Commit, Instruction, Run, Schedule
 from poptorch.executable.state import GroupBinding, Grouping, StateBinding
 from poptorch.executable.timeline import Kind, Part, Task, Timeline, part_name
@@ -27,6 +28,7 @@ __all__ = [
     "StateBinding",
     "Task",
     "Timeline",
+    "executable_from",
     "first_wrong",
     "out_of_range",
     "part_name",

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from poptorch.ir import SourceLine, StepGraph
-from poptorch.ir.serial import graph_data
+from poptorch.ir.serial import graph_data, line_data, origin_data
 from poptorch.structure import Constant, Custom, Leaf, Node, structure_data
 
 Data = Any  # what JSON can hold
@@ -34,28 +34,47 @@ def plain(value: object) -> Data:
     if is_dataclass(value) and not isinstance(value, type):
         named = {field.name: getattr(value, field.name) for field in fields(value)}
         shown = {name: plain(item) for name, item in named.items() if not isinstance(item, SourceLine)}
-        return {"is": type(value).__name__, **shown}
+        return {"is": declared_name(type(value)), **shown}
     if isinstance(value, (set, frozenset)):
         return sorted(map(plain, cast("Iterable[object]", value)))
     assert isinstance(value, (list, tuple)), f"{value!r} is no plain value"
     return [plain(item) for item in cast("Iterable[object]", value)]
 
 
+def declared_name(kind: type) -> str:
+    """The name of the class that declares the fields: what derives from it only adds behaviour."""
+    return next(base.__name__ for base in kind.__mro__ if "__dataclass_fields__" in vars(base))
+
+
+def origins_in(value: object, place: str = "") -> dict[str, Data]:
+    """Where the graphs and other things inside nested frozen values come from in the user's program, by place."""
+    if isinstance(value, StepGraph):
+        return {place: origin_data(value)}
+    if isinstance(value, SourceLine):
+        return {place: line_data(value)}
+    found: dict[str, Data] = {}
+    for name, item in _parts(value):
+        found.update(origins_in(item, f"{place}/{name}"))
+    return found
+
+
 def tensors_in(value: object, place: str = "") -> dict[str, torch.Tensor]:
     """The tensors inside nested frozen values, which are constants of graphs, each under the place where it is."""
-    if isinstance(value, StepGraph):
-        own = {f"{place}/{name}": tensor for name, tensor in value.constants.items()}
-        return {**own, **_each(value.graphs.items(), place)}
-    if isinstance(value, (list, tuple)):
-        items = cast("Iterable[object]", value)
-        return _each(((str(index), item) for index, item in enumerate(items)), place)
-    if is_dataclass(value) and not isinstance(value, type):
-        return _each(((field.name, getattr(value, field.name)) for field in fields(value)), place)
-    return {}
-
-
-def _each(items: Iterable[tuple[str, object]], place: str) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
-    for name, item in items:
+    if isinstance(value, StepGraph):
+        found = {f"{place}/{name}": tensor for name, tensor in value.constants.items()}
+    for name, item in _parts(value):
         found.update(tensors_in(item, f"{place}/{name}"))
     return found
+
+
+def _parts(value: object) -> Iterable[tuple[str, object]]:
+    """What is inside a frozen value, each under a name."""
+    if isinstance(value, StepGraph):
+        return value.graphs.items()
+    if isinstance(value, (list, tuple)):
+        items = cast("Iterable[object]", value)
+        return ((str(index), item) for index, item in enumerate(items))
+    if is_dataclass(value) and not isinstance(value, type):
+        return ((field.name, getattr(value, field.name)) for field in fields(value))
+    return ()

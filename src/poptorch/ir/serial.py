@@ -17,8 +17,9 @@ from torch import fx
 
 from poptorch.ir.control import call_graph, choose_graph, repeat_graph, repeat_while
 from poptorch.ir.graph import Guard, HintValue, Note, Phase, StepGraph, annotation, note_of
-from poptorch.ir.ops import as_op
+from poptorch.ir.ops import Op, as_op
 from poptorch.ir.placement import Placement
+from poptorch.ir.ranges import Range
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature
 from poptorch.ir.source import SourceLine
 from poptorch.ir.values import fake_mode, value_of
@@ -38,10 +39,10 @@ def graph_data(graph: StepGraph) -> dict[str, Data]:
     numbers = {node: index for index, node in enumerate(graph.ops.nodes)}
     return {
         "name": graph.name,
-        "inputs": [_input_data(spec) for spec in graph.signature.inputs],
+        "inputs": [input_data(spec) for spec in graph.signature.inputs],
         "ops": [_op_data(node, numbers) for node in graph.ops.nodes if node.op == "call_function"],
         "outputs": [[*_output_data(spec), numbers[node]] for spec, node in graph.outputs],
-        "guards": [guard.expected for guard in graph.guards],
+        "guards": [[guard.expected, range_data(guard.allowed)] for guard in graph.guards],
         "graphs": {name: graph_data(inner) for name, inner in graph.graphs.items()},
         "takes_any_length": graph.takes_any_length,
     }
@@ -52,13 +53,13 @@ def origin_data(graph: StepGraph) -> dict[str, Data]:
     notes = [note_of(node) for node in graph.ops.nodes if node.op == "call_function"]
     return {
         "ops": [None if note is None else _note_data(note) for note in notes],
-        "guards": [_line_data(guard.line) for guard in graph.guards],
+        "guards": [line_data(guard.line) for guard in graph.guards],
         "graphs": {name: origin_data(inner) for name, inner in graph.graphs.items()},
     }
 
 
 def _note_data(note: Note) -> list[Data]:
-    return [_line_data(note.line), note.path, note.name, [[kind, _plain(value)] for kind, value in note.hints]]
+    return [line_data(note.line), note.path, note.name, [[kind, _plain(value)] for kind, value in note.hints]]
 
 
 def _plain(value: HintValue) -> Data:
@@ -66,7 +67,13 @@ def _plain(value: HintValue) -> Data:
     return [_plain(item) for item in cast("tuple[HintValue, ...]", value)] if isinstance(value, tuple) else value
 
 
-def _input_data(spec: InputSpec) -> list[Data]:
+def range_data(allowed: Range | None) -> Data:
+    """A range of integers."""
+    return None if allowed is None else [allowed.low, allowed.high, allowed.op, allowed.what, allowed.ignored]
+
+
+def input_data(spec: InputSpec) -> list[Data]:
+    """What an input is."""
     return [
         spec.name,
         spec.role.value,
@@ -86,8 +93,8 @@ def _op_data(node: fx.Node, numbers: Mapping[fx.Node, int]) -> list[Data]:
     note = note_of(node)
     return [
         target_name(node.target),
-        _argument_data(node.args, numbers),
-        {key: _argument_data(value, numbers) for key, value in node.kwargs.items()},
+        argument_data(node.args, numbers),
+        {key: argument_data(value, numbers) for key, value in node.kwargs.items()},
         _value_data(value_of(node)),
         None if note is None else note.phase.value,
         None if note is None or note.placement is None else list(astuple(note.placement)),
@@ -104,17 +111,18 @@ def target_name(target: object) -> str:
     raise FormatError(f"{target} is no op that data can name")
 
 
-def _argument_data(value: object, numbers: Mapping[fx.Node, int]) -> Data:
+def argument_data(value: object, numbers: Mapping[fx.Node, int]) -> Data:
+    """An argument of an op; nodes by their numbers."""
     if isinstance(value, fx.Node):
         return {"node": numbers[value]}
     if isinstance(value, (list, tuple)):
-        return [_argument_data(item, numbers) for item in cast("Sequence[object]", value)]
+        return [argument_data(item, numbers) for item in cast("Sequence[object]", value)]
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, complex):
-        return {"complex": [_argument_data(value.real, numbers), _argument_data(value.imag, numbers)]}
+        return {"complex": [argument_data(value.real, numbers), argument_data(value.imag, numbers)]}
     for kind, name in _NAMED.items():
         if isinstance(value, kind):
             return {name: _plain_name(value)}
@@ -148,7 +156,8 @@ def _tensor_data(dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
     return [_plain_name(dtype), list(shape), list(stride)]
 
 
-def _line_data(line: SourceLine | None) -> dict[str, Data] | None:
+def line_data(line: SourceLine | None) -> dict[str, Data] | None:
+    """A place in the user's program."""
     return None if line is None else asdict(line)
 
 
@@ -163,19 +172,19 @@ def graph_from(
         return _graph(data, origin, constants)
     except FormatError:
         raise
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+    except Exception as error:  # whatever nonsense leads to, down to the fake tensors of torch
         raise FormatError(f"these data describe no graph: {type(error).__name__}: {error}") from error
 
 
 def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapping[str, torch.Tensor]) -> StepGraph:
     graph, nodes = fx.Graph(), list[fx.Node]()
-    inputs = tuple(_input(item) for item in data["inputs"])
+    inputs = tuple(input_from(item) for item in data["inputs"])
     for index, spec in enumerate(inputs):
         nodes.append(graph.placeholder(f"in{index}"))
         nodes[-1].meta = {"val": _value(_tensor_data(spec.dtype, spec.shape, spec.stride))}
     for (name, args, kwargs, value, phase, placed), place in zip(data["ops"], origin["ops"], strict=True):
-        named = {str(key): _argument(item, nodes) for key, item in kwargs.items()}
-        node = graph.call_function(_target(name), tuple(_argument(args, nodes)), named)
+        named = {_keyword(key): argument_from(item, nodes) for key, item in kwargs.items()}
+        node = graph.call_function(op_named(name), tuple(argument_from(args, nodes)), named)
         node.meta = {"val": _value(value)}
         if phase is not None:
             placement = None if placed is None else _placement(*placed)
@@ -185,7 +194,8 @@ def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapp
     results: list[int] = [item[-1] for item in data["outputs"]]
     graph.output(tuple(nodes[index] for index in results))
     guards = tuple(
-        Guard(_line(line), str(expected)) for expected, line in zip(data["guards"], origin["guards"], strict=True)
+        Guard(line_from(line), str(expected), range_from(allowed))
+        for (expected, allowed), line in zip(data["guards"], origin["guards"], strict=True)
     )
     used = {spec.name for spec in inputs if spec.role is Role.CONSTANT}
     own = {name: constants[name] for name in used}
@@ -199,14 +209,24 @@ def _placement(block: str, stage: int, phase: int, ipu: int, section: int) -> Pl
 
 
 def _note(phase: Phase, line: Data, path: str, name: str, hints: Sequence[tuple[str, Data]]) -> Note:
-    return Note(phase, _line(line), str(path), str(name), tuple((str(kind), _frozen(value)) for kind, value in hints))
+    known = tuple((_line(kind), _frozen(value)) for kind, value in hints)
+    return Note(phase, line_from(line), _line(path), _line(name), known)
 
 
 def _frozen(data: Data) -> HintValue:
     return tuple(_frozen(item) for item in cast("list[Data]", data)) if isinstance(data, list) else data
 
 
-def _input(data: list[Data]) -> InputSpec:
+def range_from(data: Data) -> Range | None:
+    """The range of integers that data describe, or None."""
+    if data is None:
+        return None
+    low, high, op, what, ignored = data
+    return Range(int(low), int(high), str(op), str(what), None if ignored is None else int(ignored))
+
+
+def input_from(data: list[Data]) -> InputSpec:
+    """The input that data describe."""
     name, role, dtype, shape, stride, owner, key, group = data
     return InputSpec(name, Role(role), tuple(shape), _dtype(dtype), tuple(stride), owner, key, group)
 
@@ -223,7 +243,8 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _target(name: str) -> Callable[..., Any]:
+def op_named(name: str) -> Callable[..., Any]:
+    """What a node calls by this name; `FormatError` if that is no op."""
     if name in _NOT_OPS:
         return _NOT_OPS[name]
     parts = name.split(".")
@@ -232,9 +253,29 @@ def _target(name: str) -> Callable[..., Any]:
         raise FormatError(f"{name!r} is no name of an op")
     for part in parts:
         found = getattr(found, part)
-    if as_op(found) is None:
+    op = as_op(found)
+    if op is None:
         raise FormatError(f"{name!r} is no op")
+    if not _is_computation(op):
+        raise FormatError(f"{name!r} is no op that data may call")
     return cast("Callable[..., Any]", found)
+
+
+_OF_PYTORCH = frozenset({"aten", "prims", "prim", "mkldnn", "mkl", "inductor", "quantized", "poptorch"})
+_REFUSED = frozenset(
+    {"aten::from_file", "poptorch::draw", "poptorch::draw_two", "poptorch::host_call"}
+)  # files, or code named by text
+
+
+def _is_computation(op: Op[..., Any]) -> bool:
+    """Whether an op computes with tensors, and does nothing else to the machine: data may come from anywhere.
+
+    Of libraries those ops count that the program itself has defined in Python; others may write files.
+    """
+    name: str = op._schema.name  # pyright: ignore[reportPrivateUsage]
+    if op.namespace in _OF_PYTORCH:
+        return name not in _REFUSED
+    return name in torch._library.custom_ops.OPDEFS  # pyright: ignore
 
 
 _NOT_OPS: dict[str, Callable[..., Any]] = {
@@ -246,23 +287,43 @@ _NOT_OPS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _argument(data: Data, nodes: Sequence[fx.Node]) -> Any:
+def _keyword(data: Data) -> str:
+    """The name of an argument: it becomes a part of Python code."""
+    if not isinstance(data, str) or not data.isidentifier():
+        raise FormatError(f"{data!r} is no name of an argument")
+    return data
+
+
+_DANGEROUS = frozenset("\"'\\")
+
+
+def _text(data: Data) -> str:
+    """An argument that is text: it may become a part of C++ code, between quotes."""
+    if not isinstance(data, str) or not data.isprintable() or _DANGEROUS.intersection(data):
+        raise FormatError(f"{data!r} is no text that an op takes")
+    return data
+
+
+def argument_from(data: Data, nodes: Sequence[fx.Node]) -> Any:
+    """The argument that data describe."""
     if isinstance(data, list):
-        return [_argument(item, nodes) for item in cast("list[Data]", data)]
+        return [argument_from(item, nodes) for item in cast("list[Data]", data)]
+    if isinstance(data, str):
+        return _text(data)
     if not isinstance(data, dict):
         return data
     ((kind, value),) = cast("dict[str, Data]", data).items()
     if kind == "node":
         return nodes[int(value)]
     if kind == "complex":
-        return complex(*(_argument(part, nodes) for part in value))
+        return complex(*(argument_from(part, nodes) for part in value))
     readers: dict[str, Callable[[str], Any]] = {
         "float": float,
         "dtype": _dtype,
         "device": torch.device,
         "layout": lambda name: _member(name, torch.layout),
         "memory_format": lambda name: _member(name, torch.memory_format),
-        "op": _target,
+        "op": op_named,
     }
     return readers[kind](value)
 
@@ -284,5 +345,13 @@ def _value(data: Data) -> Any:
         return torch.empty_strided(tuple(shape), tuple(stride), dtype=_dtype(dtype))
 
 
-def _line(data: Mapping[str, Data] | None) -> SourceLine | None:
-    return None if data is None else SourceLine(**data)
+def line_from(data: Mapping[str, Data] | None) -> SourceLine | None:
+    """The place in the user's program that data describe, or None."""
+    if data is None:
+        return None
+    return SourceLine(_line(data["file"]), int(data["line"]), _line(data["function"]), _line(data["text"]))
+
+
+def _line(data: Data) -> str:
+    """Text on one line: it may become a part of a comment."""
+    return " ".join(str(data).splitlines())

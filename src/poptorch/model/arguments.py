@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, cast
 
 import torch
@@ -47,7 +48,8 @@ class ArgumentBinder:
     """Knows the signature of a `forward` and brings arguments into its order."""
 
     def __init__(self, forward: Callable[..., Any]) -> None:
-        self._parameters = list(inspect.signature(forward).parameters.values())
+        self.signature = inspect.signature(forward)
+        self._parameters = list(self.signature.parameters.values())
         self._positional = [p for p in self._parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self._takes_many = any(p.kind is _MANY for p in self._parameters)
         self._plain = len(self._positional) == len(self._parameters)
@@ -127,6 +129,11 @@ class CallSpec(Arguments):
             tuple(tensor.shape for tensor in tensors),
             tuple(tensor.dtype for tensor in tensors),
         )
+
+    @classmethod
+    def like(cls, arguments: Arguments) -> CallSpec:
+        """The call that an executable describes."""
+        return cls(**{field.name: getattr(arguments, field.name) for field in fields(arguments)})
 
     def tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors of a later call, in compiled order; raises `ArgumentError` if the call differs."""

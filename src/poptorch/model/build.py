@@ -12,17 +12,18 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from poptorch._logging import logger
+from poptorch._logging import logger, warn_once
 from poptorch.capture import Call, Captured
-from poptorch.compiler import Surroundings, compile_graph, dumping, show_captured
+from poptorch.compiler import Surroundings, compile_graph, dumping, is_dumping, show_captured
 from poptorch.engines import EagerEngine, Engine, Kernel
 from poptorch.executable import Executable, GroupBinding, Interface
 from poptorch.model.arguments import CallSpec
 from poptorch.model.buffers import check_broadcast
 from poptorch.model.grouping import plan_groupings, run_on_one_group
 from poptorch.model.hooks import compile_hooks
+from poptorch.model.loading import Loaded
 from poptorch.model.locking import COMPILING
-from poptorch.model.modes import Flags, ModuleWatch, run_with_flags
+from poptorch.model.modes import Flags, ModuleWatch, flags_of, run_with_flags
 from poptorch.model.optimizers import OptimizerSet, is_number
 from poptorch.model.owned_state import OwnedState
 from poptorch.model.program_state import ProgramState, Strides
@@ -30,6 +31,8 @@ from poptorch.model.snapshot import Snapshot
 from poptorch.model.variants import Variant
 from poptorch.options import Settings
 from poptorch.runtime import Session
+from poptorch.store import Cache, cache_folder, compile_cached, read_kernels
+from poptorch.store.files import programs_digest
 
 Announce = Callable[[str], None]  # names what is going on
 
@@ -88,6 +91,40 @@ def build(
     return Variant(call, flags, watch, session, state, reason, time.perf_counter() - start)
 
 
+def build_loaded(blueprint: Blueprint, loaded: Loaded) -> Variant:
+    """A variant from a program that was read from a file, on the state of a model that it belongs to."""
+    start = time.perf_counter()
+    executable, module = loaded.executable, blueprint.module
+    watch = ModuleWatch(module)
+    with COMPILING, _progress(blueprint.settings.report.show_progress) as phase:
+        phase("Compiling the programs")
+        kernels = _find_kernels(blueprint, loaded)
+        phase("Loading")
+        groups = loaded.trained_groups(module, blueprint.optimizers.plans)
+        graph, result = executable.step.graph, executable.interface.result
+        captured = Captured(graph, result, groups, loaded.loss_type, loaded.reached)
+        strides = {name: stride for kernel in kernels.values() for name, stride in kernel.strides.items()}
+        state = _own(blueprint, captured, executable, strides)
+        session = Session(executable, kernels, state.tensors())
+        state.confirm()
+        if loaded.random is not None:
+            session.random.state = loaded.random
+    call = CallSpec.like(executable.interface.arguments)
+    flags = loaded.flags if len(loaded.flags) == len(flags_of(module)) else flags_of(module)
+    return Variant(call, flags, watch, session, state, f"read from {loaded.path}", time.perf_counter() - start)
+
+
+def _find_kernels(blueprint: Blueprint, loaded: Loaded) -> dict[str, Kernel]:
+    """Kernels from the native code in a file, if this user made it here; otherwise they are compiled."""
+    executable, observe = loaded.executable, dumping("loaded")
+    if blueprint.engine.name == "inductor":
+        found = read_kernels(loaded.container, programs_digest(executable))
+        if found is not None:
+            once = [program for program in executable.programs if program is executable.prepare]
+            return {**found, **EagerEngine().compile(once, observe)}
+    return _compile(blueprint, executable, observe)
+
+
 def _capture(blueprint: Blueprint, call: CallSpec, tensors: list[torch.Tensor]) -> Captured:
     from poptorch.capture.record import capture_inference, capture_training  # takes a second, so only when needed
 
@@ -122,7 +159,20 @@ def _compile(blueprint: Blueprint, executable: Executable, observe: Callable[...
     checks = blueprint.settings.precision.floating_point_checks
     once = [program for program in executable.programs if program is executable.prepare and not checks]
     often = [program for program in executable.programs if program not in once]
-    return {**blueprint.engine.compile(often, observe), **EagerEngine().compile(once, observe)}
+    cache = None if is_dumping() else find_cache(blueprint.settings)  # whoever looks at passes wants to see them run
+    often_kernels = compile_cached(cache, blueprint.engine, executable, often, observe)
+    return {**often_kernels, **EagerEngine().compile(once, observe)}
+
+
+def find_cache(settings: Settings) -> Cache | None:
+    """The cache that the options ask for; None without one, and where there is no folder for it."""
+    if not settings.files.caches:
+        return None
+    try:
+        return Cache(cache_folder(settings.files.cache))
+    except OSError as error:
+        warn_once(f"compiled programs are not kept for the next time: {error}.")
+        return None
 
 
 def _own(blueprint: Blueprint, captured: Captured, executable: Executable, strides: Strides) -> ProgramState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -13,17 +14,18 @@ from torch import nn
 from poptorch._logging import limit_repeats, logger
 from poptorch.capture import holders_of
 from poptorch.engines import CheckedEngine, choose_engine, return_freed_memory
-from poptorch.errors import AnchorError, ArgumentError, Error, explain, nearest
+from poptorch.errors import AnchorError, ArgumentError, Error, FileContentError, FileError, explain, nearest
 from poptorch.executable import Executable
 from poptorch.faults import FAULTS
 from poptorch.ipu import announce
-from poptorch.model import handles, wrapped
+from poptorch.model import handles, saving, wrapped
 from poptorch.model.arguments import ArgumentBinder, CallSpec, prepare
 from poptorch.model.attachment import Attachment
 from poptorch.model.buffers import updatable_buffers
-from poptorch.model.build import Blueprint, build
+from poptorch.model.build import Blueprint, build, build_loaded
 from poptorch.model.graph_json import graph_json
 from poptorch.model.grouping import ReplicaGroups
+from poptorch.model.loading import Loaded, open_file
 from poptorch.model.locking import Lock, one_at_a_time
 from poptorch.model.measurements import Measurements
 from poptorch.model.modes import (
@@ -283,9 +285,8 @@ class PoplarExecutor(Measurements):
                 )
             )
 
-    def _build(self, call: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str, flags: Flags) -> None:
-        """Make a program for this call the current one."""
-        blueprint = Blueprint(
+    def _blueprint(self) -> Blueprint:
+        return Blueprint(
             self._traced,
             self._settings,
             self._engine,
@@ -294,8 +295,11 @@ class PoplarExecutor(Measurements):
             self._scale_factor,
             self._warned,
         )
+
+    def _build(self, call: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str, flags: Flags) -> None:
+        """Make a program for this call the current one."""
         tensors = self._inputs(call.tensors(args, kwargs))
-        variant = build(blueprint, call, tensors, flags, reason, before=self._current)
+        variant = build(self._blueprint(), call, tensors, flags, reason, before=self._current)
         self._attachment.resize(variant.session.executable.ipus)
         self._variants.add(variant)
         self._current = variant
@@ -308,6 +312,61 @@ class PoplarExecutor(Measurements):
             variant.session.executable.ipus,
             self._engine.name,
         )
+
+    # ---- files
+
+    @one_at_a_time
+    def compileAndExport(
+        self, filename: str | os.PathLike[str], *args: Any, export_model: bool = True, **kwargs: Any
+    ) -> None:
+        """Compile for these arguments, and `save` the result; with an offline target no device is needed."""
+        self.compile(*args, **kwargs)
+        self.save(filename, export_model=export_model)
+
+    @one_at_a_time
+    def save(self, filename: str | os.PathLike[str], export_model: bool = True, save_rng_state: bool = True) -> None:
+        """Write the compiled model to a file: `poptorch.load` goes on with it, in a process that needs no class of it.
+
+        Without `export_model` there is only the program, for `loadExecutable`.
+        """
+        variant = self._compiled()
+        self.copyWeightsToHostIfNeeded()
+        options, forward = self._options, self._binder.signature
+        subject = saving.Subject(self._traced, forward, variant, options, self._optimizers, self._scale_factor)
+        path = saving.target_file(filename)
+        saving.save(subject, path, export_model=export_model, save_rng_state=save_rng_state)
+        logger.debug("wrote %s", path)
+
+    @one_at_a_time
+    def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
+        """Take the program from a file that was saved for an equal model, instead of compiling.
+
+        Weights and the state of the optimiser are those of this model, not those of the file.
+        """
+        if self._current is not None:
+            raise Error("the model is compiled already: call destroy() before loadExecutable().")
+        self._adopt(open_file(filename))
+
+    def _adopt(self, loaded: Loaded) -> None:
+        """Make a program from a file the current one."""
+        if loaded.trains is not self._training:
+            kind, other = ("training", "inference") if loaded.trains else ("inference", "training")
+            raise FileContentError(f"{loaded.path} holds a program for {kind}, and this model is wrapped for {other}.")
+        limit_repeats(self._settings.report.repeats)
+        self._take_attributes()
+        self._attachment.before_compilation()
+        try:
+            self._scale_factor.fill_(loaded.scale_factor)
+            variant = build_loaded(self._blueprint(), loaded)
+            self._variants.add(variant)
+            self._current = variant
+            self._connect_optimizers()
+            self._attachment.after_compilation()
+        except BaseException as error:
+            self._forget()
+            if isinstance(error, Error) or not isinstance(error, Exception):
+                raise
+            raise FileError(f"Invalid file {loaded.path}: {type(error).__name__}: {error}") from error
 
     def isCompiled(self) -> bool:
         """Whether there is a compiled program."""

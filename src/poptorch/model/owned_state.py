@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -65,6 +66,24 @@ class OwnedState:
     def _replica_groups(self) -> dict[str, int]:
         """How many groups of replicas have a value of their own, by the name of the parameter."""
         return {grouping.name: grouping.groups for grouping in self._layouts.groupings}
+
+    @property
+    def trained(self) -> tuple[TrainedGroup, ...]:
+        """What the program trains, each group with the place that it has in the optimisers now."""
+        holders = [self._holders[group.names[0]] for group in self._groups]
+        return tuple(
+            replace(group, optimizer=holder.optimizer, position=holder.position, plan=holder.plan)
+            for group, holder in zip(self._groups, holders, strict=True)
+        )
+
+    @property
+    def loss_type(self) -> torch.dtype:
+        return self._loss_type
+
+    @property
+    def reached(self) -> frozenset[str]:
+        """The parameters that the loss has a gradient for, trained or not."""
+        return self._reached
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor of the state, in the memory layout that the program expects; remembers where they live.

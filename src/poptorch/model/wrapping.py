@@ -1,15 +1,22 @@
-"""`trainingModel` and `inferenceModel`: the two doors into the library."""
+"""`trainingModel`, `inferenceModel` and `load`: the doors into the library."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
 
 from torch import nn
 
 from poptorch.errors import Error
 from poptorch.model.executor import PoplarExecutor
+from poptorch.model.loading import keep_what_is_compiled, model_of, open_file
 from poptorch.model.optimizers import Optimizers
 from poptorch.model.wrapped import check_unwrapped
 from poptorch.optim import SGD
 from poptorch.options import Options
+from poptorch.store import read_container
+from poptorch.store.container import json_part
 
 
 def trainingModel(
@@ -48,6 +55,37 @@ def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = 
     torch.Size([3, 2])
     """
     return PoplarExecutor(_unwrap(model), options, training=False)
+
+
+def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], object] | None = None) -> PoplarExecutor:
+    """A model from a file that `save` or `compileAndExport` wrote, ready to run or to train on.
+
+    The process need not know the classes of the model: program, weights, state of the optimiser and random numbers are
+    in the file. `edit_opts_fn` may change the options; what the program was compiled for stays as it is. A file is
+    data, and safe to load wherever it comes from: native code in it is used only if you made it, on this machine.
+
+    >>> import poptorch, tempfile, torch
+    >>> inference = poptorch.inferenceModel(torch.nn.Linear(4, 2), poptorch.Options().engine("eager"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     inference.compileAndExport(f"{folder}/linear.poptorch", torch.ones(3, 4))
+    ...     loaded = poptorch.load(f"{folder}/linear.poptorch")
+    >>> bool((loaded(torch.ones(3, 4)) == inference(torch.ones(3, 4))).all())
+    True
+    """
+    program = open_file(filename)
+    model = model_of(program)
+    compiled = model.options.clone()
+    if edit_opts_fn is not None:
+        edit_opts_fn(model.options)
+    executor = PoplarExecutor(model.module, model.options, program.trains, optimizer=model.optimizers or None)
+    executor._settings = keep_what_is_compiled(executor._settings, compiled, training=program.trains)
+    executor._adopt(program)
+    return executor
+
+
+def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> bytes:
+    """What a file says about itself, as JSON text: versions, the kind of model, the processor it was compiled on."""
+    return json_part(dict(read_container(Path(filename)).about))
 
 
 def _unwrap(model: nn.Module | PoplarExecutor) -> nn.Module:

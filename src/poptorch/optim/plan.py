@@ -21,6 +21,7 @@ from poptorch.optim.host_step import HostStep, check_groups_apart, is_torchs, re
 from poptorch.optim.limits import check_captured, check_group, check_number, check_types
 from poptorch.optim.optimizer import Optimizer
 from poptorch.optim.optimizers import LAMB, MAX_WEIGHT_NORM, SGD, Adam, AdamW, RMSprop
+from poptorch.optim.stored import StoredOptimizer
 
 _OURS = (SGD, Adam, AdamW, RMSprop, LAMB)
 _TORCHS = (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adafactor)
@@ -117,6 +118,8 @@ def plan_optimizers(
 
 def plan_optimizer(optimizer: torch.optim.Optimizer, before: OptimizerPlan | None = None) -> OptimizerPlan:
     """Read the rules and the numbers of an optimiser."""
+    if isinstance(optimizer, StoredOptimizer):
+        return _plan_stored(optimizer)
     known = next((kind for kind in (*_OURS, *_TORCHS) if isinstance(optimizer, kind)), None)
     if known is not None and type(optimizer).step is not known.step:
         known = None  # what it does is in a step() of its own
@@ -164,6 +167,18 @@ def _plan_host_step(optimizer: torch.optim.Optimizer, before: OptimizerPlan | No
     if before is None or len(before.groups) != len(groups):
         check_groups_apart(optimizer)
     return OptimizerPlan(type(optimizer).__name__, tuple(groups), source=type(optimizer))
+
+
+def _plan_stored(optimizer: StoredOptimizer) -> OptimizerPlan:
+    groups: list[GroupPlan] = []
+    for group, rule in zip(optimizer.param_groups, optimizer.rules, strict=True):
+        attributes = {
+            name: Attribute(value, Constness.VARIABLE if name in rule.hypers else Constness.CONSTANT)
+            for name, value in read_numbers(group).items()
+        }
+        params = tuple(parameter for parameter in group["params"] if parameter.requires_grad)
+        groups.append(GroupPlan(rule, attributes, params))
+    return OptimizerPlan(optimizer.kind, tuple(groups), source=type(optimizer))
 
 
 def _warn_about_python(optimizer: torch.optim.Optimizer, before: OptimizerPlan | None, what: str) -> None:

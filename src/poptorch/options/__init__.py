@@ -2,6 +2,7 @@
 
 from poptorch.errors import ConfigFileError
 from poptorch.options.batching import BatchPlan
+from poptorch.options.data import options_data, options_from
 from poptorch.options.distributed import DistributedOptions
 from poptorch.options.jit import JitOptions
 from poptorch.options.locations import TensorLocationOptions, TensorLocationSettings
@@ -65,6 +66,8 @@ __all__ = [
     "_PrecisionOptions",
     "_TensorLocationOptions",
     "_TrainingOptions",
+    "options_data",
+    "options_from",
     "reference",
     "resolve",
     "validate",

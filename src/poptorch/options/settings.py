@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from poptorch import environment
 from poptorch.autocasting import Policy
 from poptorch.enums import (
     ConnectionType,
@@ -67,7 +68,8 @@ class ProcessSettings:
 class FileSettings:
     """What is kept on disk."""
 
-    cache: str | None
+    caches: bool
+    cache: str | None  # the folder; None: that of the platform
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,10 @@ def resolve(options: Options, *, training: bool) -> Settings:
             io_tiles=_if_set(options.TensorLocations, "numIOTiles") or 0,
         ),
         processes=ProcessSettings(processes.processId, processes.numProcesses),
-        files=FileSettings(cache=popart.get("cachePath") if popart.get("enableEngineCaching") else None),
+        files=FileSettings(
+            caches=bool(popart.get("enableEngineCaching", True)) and environment.CACHE.flag(),
+            cache=popart.get("cachePath"),
+        ),
         report=ReportSettings(
             anchored=tuple(options.anchored_tensors.items()),
             module_namescope=options.module_namescope,

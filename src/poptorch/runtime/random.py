@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from poptorch.errors import Error, explain
+
+
+@dataclass(frozen=True)
+class RandomState:
+    """Where random numbers stand, whether any was drawn or not."""
+
+    seed: int | None
+    were_used: bool
+    states: tuple[torch.Tensor, ...]  # of each replica
 
 
 class RandomStreams:
@@ -30,6 +40,16 @@ class RandomStreams:
         """Draw what the generators of another program of the same model would have drawn next."""
         self._seed, self.were_used = other._seed, other.were_used
         self.restore(other.save())
+
+    @property
+    def state(self) -> RandomState:
+        """Where the numbers stand now; setting it goes on from there."""
+        return RandomState(self._seed, self.were_used, tuple(self.save()))
+
+    @state.setter
+    def state(self, state: RandomState) -> None:
+        self._seed, self.were_used = state.seed, state.were_used
+        self.restore(state.states)
 
     @property
     def words(self) -> list[int] | None:

@@ -83,7 +83,7 @@ class Session:
         self, executable: Executable, kernels: Mapping[str, Kernel], state: Mapping[str, torch.Tensor]
     ) -> None:
         self.executable = executable
-        self._kernels = kernels
+        self.kernels = kernels
         self._schedule = executable.schedule
         self._collector = Collector(executable)
         self._checks = CallChecks(executable)
@@ -105,7 +105,7 @@ class Session:
         if self._surroundings.differ:
             with self._surroundings.restored():
                 return self.bind(state)
-        self._bound = bind(self.executable, self._kernels, state, self.random)
+        self._bound = bind(self.executable, self.kernels, state, self.random)
         self._actions = [self._action(instruction, bound) for instruction, bound in self._bound.actions]
         self._journal.clear()
         self._is_torn = False

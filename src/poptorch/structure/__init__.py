@@ -1,7 +1,7 @@
 """Nested arguments and results as flat tensors and a `Structure`; types of the user that take part."""
 
 from poptorch.structure.custom import CUSTOM_TYPES, ICustomArgParser, registerCustomArgParser
-from poptorch.structure.data import structure_data
+from poptorch.structure.data import structure_data, structure_from, unknown_types, value_data, value_from
 from poptorch.structure.hidden import hidden_tensors
 from poptorch.structure.nested import (
     Constant,
@@ -36,4 +36,8 @@ __all__ = [
     "rebuild",
     "registerCustomArgParser",
     "structure_data",
+    "structure_from",
+    "unknown_types",
+    "value_data",
+    "value_from",
 ]

@@ -1,0 +1,124 @@
+"""Kernels of native code as plain data and the bytes of their code, and back, without the code generator.
+
+Only for whoever made them: data and code fit together, and nothing here checks that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from poptorch.engines.calls import Cut, GraphCall, Source, View
+from poptorch.engines.code import NativeCode, load_code
+from poptorch.engines.engine import Kernel
+from poptorch.engines.host_state import HostState
+from poptorch.engines.memory import keep_freed_memory
+from poptorch.engines.native import NativeKernel
+from poptorch.ir import StepGraph
+from poptorch.ir.serial import (
+    FormatError,
+    argument_data,
+    argument_from,
+    graph_data,
+    graph_from,
+    input_data,
+    input_from,
+    op_named,
+    origin_data,
+    target_name,
+)
+
+Data = Any  # what JSON can hold
+
+
+@dataclass(frozen=True)
+class Portable:
+    """Kernels by the names of their programs: what is known about each, and the code that they name by number."""
+
+    kernels: Mapping[str, Data]
+    codes: tuple[bytes, ...]
+
+
+def make_portable(kernels: Mapping[str, Kernel]) -> Portable | None:
+    """Kernels in a form that can be kept; None if one of them is not native, or calls Python on its way."""
+    codes: list[bytes] = []
+    found: dict[str, Data] = {}
+    try:
+        for name, kernel in kernels.items():
+            if not isinstance(kernel, NativeKernel):
+                return None
+            found[name] = _kernel_data(kernel, codes)
+    except FormatError:
+        return None
+    return Portable(found, tuple(codes))
+
+
+def _kernel_data(kernel: NativeKernel, codes: list[bytes]) -> Data:
+    def number(code: NativeCode) -> int:
+        content = code.content
+        if content is None:
+            raise FormatError("there is more to this code than its bytes")
+        codes.append(content)
+        return len(codes) - 1
+
+    return {
+        "given": kernel.state.given,
+        "taken": kernel.state.taken,
+        "prepare": _graph_data(kernel.state.prepare),
+        "strides": {name: list(stride) for name, stride in kernel.strides.items()},
+        "drawing": _graph_data(kernel.drawing),
+        "shared_state": kernel.cut.shared_state,
+        "scratch": [input_data(spec) for spec in kernel.cut.scratch],
+        "calls": [[call.graph, [_source_data(source) for source in call.operands]] for call in kernel.cut.calls],
+        "shared": None if kernel.shared is None else number(kernel.shared),
+        "called": {name: number(code) for name, code in kernel.called.items()},
+        "returned": kernel.returned,
+        "written": kernel.written,
+    }
+
+
+def _graph_data(graph: StepGraph | None) -> Data:
+    if graph is None:
+        return None
+    if graph.constants:
+        raise FormatError("a graph with constants")
+    return [graph_data(graph), origin_data(graph)]
+
+
+def _source_data(source: Source) -> Data:
+    views = [[target_name(view.op), argument_data(view.args, {})] for view in source.views]
+    return [source.position, source.is_scratch, views]
+
+
+def kernels_from(kept: Portable) -> dict[str, Kernel]:
+    """The kernels again. This loads their code, and so runs it."""
+    keep_freed_memory()
+    codes = [load_code(content) for content in kept.codes]
+    return {name: _kernel(data, codes) for name, data in kept.kernels.items()}
+
+
+def _kernel(data: Data, codes: Sequence[NativeCode]) -> NativeKernel:
+    calls = tuple(GraphCall(name, tuple(map(_source, operands))) for name, operands in data["calls"])
+    scratch = tuple(map(input_from, data["scratch"]))
+    return NativeKernel(
+        HostState(tuple(data["given"]), tuple(data["taken"]), _graph(data["prepare"])),
+        {name: tuple(stride) for name, stride in data["strides"].items()},
+        _graph(data["drawing"]),
+        Cut(None, tuple(data["shared_state"]), scratch, calls),
+        None if data["shared"] is None else codes[data["shared"]],
+        {name: codes[number] for name, number in data["called"].items()},
+        data["returned"],
+        tuple(data["written"]),
+    )
+
+
+def _graph(data: Data) -> StepGraph | None:
+    return None if data is None else graph_from(data[0], data[1], {})
+
+
+def _source(data: Data) -> Source:
+    position, is_scratch, views = data
+    return Source(
+        position, is_scratch, tuple(View(op_named(name), tuple(argument_from(args, ()))) for name, args in views)
+    )
