@@ -204,6 +204,17 @@ def test_tracing_does_not_draw_from_the_hosts_generator():
     assert torch.equal(torch.rand(2), expected)
 
 
+def test_seeding_in_forward_is_warned_about_and_leaves_the_host_alone(caplog):
+    def seeding(x):
+        torch.manual_seed(123)
+        return x + torch.rand_like(x)
+
+    before = torch.get_rng_state()
+    poptorch.inferenceModel(Apply(seeding))(torch.zeros(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [record for record in caplog.records if "Options.randomSeed" in record.message]
+
+
 def test_forward_can_ask_torch_whether_it_is_compiled(caplog):
     def function(x):
         if not torch.compiler.is_compiling() and x.all():

@@ -369,10 +369,19 @@ def _quiet_tracing(training: bool) -> Iterator[FakeTensorMode]:
         fx_traceback.preserve_node_meta(),
         without_remarks("torch._subclasses.fake_tensor"),  # about errors that the user gets to see anyway
     ):
+        seed = torch.initial_seed()
         try:
             yield fake
         finally:
             torch.clear_autocast_cache()
+        if torch.initial_seed() != seed:
+            warn_once(_SEEDED)
+
+
+_SEEDED = (
+    "forward calls torch.manual_seed, which has no effect on a compiled program: its random numbers come from generators "
+    "of the device. Seed those with Options.randomSeed, or hand a torch.Generator to the operations that draw."
+)
 
 
 def _narrow_result(tensor: torch.Tensor) -> torch.Tensor:
