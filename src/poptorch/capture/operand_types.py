@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
-Op = torch._ops.OpOverload
+from poptorch.capture.private import OpOverload
+
+Op = OpOverload
 
 
 def may_be_refused(func: Op, args: Sequence[Any]) -> bool:
