@@ -379,8 +379,8 @@ def _quiet_tracing(training: bool) -> Iterator[FakeTensorMode]:
 
 
 _SEEDED = (
-    "forward calls torch.manual_seed, which has no effect on a compiled program: its random numbers come from generators "
-    "of the device. Seed those with Options.randomSeed, or hand a torch.Generator to the operations that draw."
+    "forward calls torch.manual_seed, which has no effect on a compiled program: its random numbers come from "
+    "generators of the device. Seed those with Options.randomSeed, or hand a torch.Generator to operations that draw."
 )
 
 

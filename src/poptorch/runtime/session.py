@@ -32,7 +32,7 @@ _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
 _RECURRENT_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward.default
 
 MicroBatch = list[torch.Tensor]
-Action = tuple[int | None, Callable[..., Sequence[torch.Tensor]]]  # the micro-batch of a run, or None for a commit
+Action = tuple[int | None, Callable[..., Any]]  # the micro-batch of a run, or None for a commit
 
 
 class CallResult(NamedTuple):
