@@ -9,6 +9,7 @@ from poptorch.compiler.anchors import plan_anchors, return_anchors
 from poptorch.compiler.bounds import check_indices
 from poptorch.compiler.passes import Observer, run_passes
 from poptorch.compiler.schedule import plan_schedule
+from poptorch.compiler.side_by_side import put_side_by_side
 from poptorch.enums import MeanReductionStrategy, OutputMode
 from poptorch.errors import Error, explain
 from poptorch.executable import (
@@ -64,14 +65,16 @@ def lower(
             )
         )
     graph, checks = check_indices(graph)
+    graph, is_wide = put_side_by_side(graph, around.groupings, anchors, settings)
     plan, programs = settings.batching, list[Program]()
+    runs = 1 if is_wide else plan.micro_batches_per_update
 
     def add(graph: StepGraph) -> None:
         verify(graph)
         observe(graph.name, graph)
         programs.append(Program(graph, reads_fixed_state=not settings.is_training))
 
-    waits = settings.is_training and has_update(graph) and plan.micro_batches_per_update > 1
+    waits = settings.is_training and has_update(graph) and runs > 1
     waits = waits or bool(graph.guards and graph.signature.written)
     if not settings.is_training:
         graph, prepare = hoist(graph, _fixed(graph))
@@ -79,7 +82,7 @@ def lower(
             add(prepare)
         add(graph)
     elif waits and has_update(graph):
-        step, update = split_update(graph, settings)
+        step, update = split_update(graph, settings, runs)
         add(update)
         add(step)
     else:
@@ -95,7 +98,7 @@ def lower(
         kept=plan.kept,
         sums=plan.output_mode is OutputMode.Sum,
     )
-    schedule = plan_schedule(step.name, updates, plan, waits=waits)
+    schedule = plan_schedule(step.name, updates, plan, waits=waits, is_wide=is_wide)
     state = {spec.name: spec for program in programs for spec in program.state}
     return Executable(
         programs=tuple(programs),

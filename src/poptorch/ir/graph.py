@@ -36,6 +36,7 @@ class Note:
     line: SourceLine | None = None
     path: str = ""  # of the submodule, for example "encoder.0.fc"
     name: str = ""  # by which users ask for the value, if it is not called after its op
+    replica: int = 0  # whose random numbers the op draws, among the replicas that a program runs for
 
 
 _NOTE = "poptorch"  # key of the Note in Node.meta["custom"], the one entry that every torch transformation keeps

@@ -68,7 +68,7 @@ def _input_data(spec: InputSpec) -> list[Data]:
 
 def _output_data(spec: OutputSpec) -> list[Data]:
     accumulated = None if spec.accumulated_as is None else _plain_name(spec.accumulated_as)
-    return [spec.name, spec.role.value, spec.batched, accumulated]
+    return [spec.name, spec.role.value, spec.batched, accumulated, spec.is_number]
 
 
 def _op_data(node: fx.Node, numbers: Mapping[fx.Node, int]) -> list[Data]:
@@ -79,6 +79,7 @@ def _op_data(node: fx.Node, numbers: Mapping[fx.Node, int]) -> list[Data]:
         {key: _argument_data(value, numbers) for key, value in node.kwargs.items()},
         _value_data(value_of(node)),
         None if note is None else note.phase.value,
+        0 if note is None else note.replica,
     ]
 
 
@@ -162,13 +163,14 @@ def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapp
     for index, spec in enumerate(inputs):
         nodes.append(graph.placeholder(f"in{index}"))
         nodes[-1].meta = {"val": _value(_tensor_data(spec.dtype, spec.shape, spec.stride))}
-    for (name, args, kwargs, value, phase), place in zip(data["ops"], origin["ops"], strict=True):
+    for (name, args, kwargs, value, phase, replica), place in zip(data["ops"], origin["ops"], strict=True):
         named = {str(key): _argument(item, nodes) for key, item in kwargs.items()}
         node = graph.call_function(_target(name), tuple(_argument(args, nodes)), named)
         node.meta = {"val": _value(value)}
         if phase is not None:
             line, path, own_name = place
-            node.meta["custom"] = annotation(Note(Phase(phase), _line(line), str(path), str(own_name)))
+            note = Note(Phase(phase), _line(line), str(path), str(own_name), int(replica))
+            node.meta["custom"] = annotation(note)
         nodes.append(node)
     outputs = tuple(_output(item[:-1]) for item in data["outputs"])
     results: list[int] = [item[-1] for item in data["outputs"]]
@@ -189,8 +191,9 @@ def _input(data: list[Data]) -> InputSpec:
 
 
 def _output(data: list[Data]) -> OutputSpec:
-    name, role, batched, accumulated = data
-    return OutputSpec(name, OutputRole(role), bool(batched), None if accumulated is None else _dtype(accumulated))
+    name, role, batched, accumulated, is_number = data
+    added_as = None if accumulated is None else _dtype(accumulated)
+    return OutputSpec(name, OutputRole(role), bool(batched), added_as, bool(is_number))
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -1,0 +1,75 @@
+"""Decide whether the micro-batches of an update are computed side by side, by one wide program.
+
+That saves the cost that every run of a program has, and gives each op more rows to work on. Where micro-batches are
+large there is nothing to gain, and the memory for activations grows with their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from poptorch._logging import logger
+from poptorch.compiler.wide import CannotWiden, Widened, widen
+from poptorch.enums import ReductionType
+from poptorch.executable import AnchorPlan, Grouping
+from poptorch.ir import StepGraph, is_update, value_of
+from poptorch.options import Settings
+
+_MANY_BYTES = 2**24  # of activations in one micro-batch, from where on there is nothing to gain
+
+
+def put_side_by_side(
+    graph: StepGraph, groupings: Sequence[Grouping], anchors: Sequence[AnchorPlan], settings: Settings
+) -> tuple[StepGraph, bool]:
+    """The step for all micro-batches of an update if that is better, otherwise as it is; and which of the two."""
+    chosen, width = settings.engine.side_by_side, settings.batching.micro_batches_per_update
+    if width == 1 or chosen is False:
+        return graph, False
+    try:
+        _check(graph, groupings, anchors, settings)
+        if chosen is None and activation_bytes(graph) > _MANY_BYTES:
+            raise CannotWiden("micro-batches are large enough by themselves")
+        widened = _widen(graph, settings)
+        if chosen is None and widened.repeated:
+            raise CannotWiden(f"{widened.repeated} ops would be repeated for every micro-batch")
+    except CannotWiden as reason:
+        logger.log(*_told(chosen), "the micro-batches of an update run one after the other: %s", reason)
+        return graph, False
+    return widened.graph, True
+
+
+def _told(chosen: bool | None) -> tuple[int]:
+    return (30 if chosen else 10,)
+
+
+def _widen(graph: StepGraph, settings: Settings) -> Widened:
+    plan = settings.batching
+    averages = settings.training.reduction is ReductionType.Mean
+    return widen(graph, plan.micro_batches_per_update, plan.replicas, averages=averages)
+
+
+def _check(graph: StepGraph, groupings: Sequence[Grouping], anchors: Sequence[AnchorPlan], settings: Settings) -> None:
+    """Raise for what only has a meaning if micro-batches run one after the other."""
+    plan = settings.batching
+    if groupings:
+        raise CannotWiden(f"groups of replicas have values of their own for {groupings[0].name}")
+    if settings.precision.floating_point_checks:
+        raise CannotWiden("a floating-point exception belongs to one micro-batch")
+    written = graph.signature.written
+    if plan.input_group_size > 1 and any(spec.name in written for spec in graph.signature.user_inputs):
+        raise CannotWiden("replicas share arguments that forward changes")
+    updated = {spec.name for spec, node in graph.outputs if is_update(node)}
+    if any(anchor.state in written - updated for anchor in anchors):
+        raise CannotWiden("every micro-batch is asked for a buffer that it changes")
+
+
+def activation_bytes(graph: StepGraph) -> int:
+    """What a micro-batch computes before the update, in bytes."""
+    found = 0
+    for node in graph.ops.nodes:
+        value = value_of(node)
+        if node.op == "call_function" and not is_update(node) and isinstance(value, torch.Tensor):
+            found += value.numel() * value.element_size()
+    return found
