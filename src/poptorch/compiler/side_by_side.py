@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from poptorch._logging import logger
-from poptorch.compiler.wide import CannotWiden, Widened, widen
+from poptorch.compiler.wide import CannotWiden, Widened, exchanges, widen
 from poptorch.enums import ReductionType
+from poptorch.errors import CompileError, explain
 from poptorch.executable import AnchorPlan, Grouping
 from poptorch.ir import StepGraph, is_update, value_of
 from poptorch.options import Settings
@@ -25,8 +26,10 @@ def put_side_by_side(
 ) -> tuple[StepGraph, bool]:
     """The step for all micro-batches of an update if that is better, otherwise as it is; and which of the two."""
     chosen, width = settings.engine.side_by_side, settings.batching.micro_batches_per_update
-    if width == 1 or chosen is False:
+    is_needed = exchanges(graph)
+    if width == 1 or (chosen is False and not is_needed):
         return graph, False
+    chosen = True if is_needed else chosen
     try:
         _check(graph, groupings, anchors, settings)
         if chosen is None and activation_bytes(graph) > _MANY_BYTES:
@@ -35,13 +38,22 @@ def put_side_by_side(
         if chosen is None and widened.repeated:
             raise CannotWiden(f"{widened.repeated} ops would be repeated for every micro-batch")
     except CannotWiden as reason:
-        logger.log(*_told(chosen), "the micro-batches of an update run one after the other: %s", reason)
+        if is_needed:
+            raise _cannot_exchange(reason) from reason
+        tell = logger.warning if chosen else logger.debug
+        tell("the micro-batches of an update run one after the other: %s", reason)
         return graph, False
     return widened.graph, True
 
 
-def _told(chosen: bool | None) -> tuple[int]:
-    return (30 if chosen else 10,)
+def _cannot_exchange(reason: CannotWiden) -> CompileError:
+    return CompileError(
+        explain(
+            "replicas of this model exchange values inside forward, but cannot be computed side by side.",
+            reason=str(reason),
+            fix="change what the reason names, or use one replica",
+        )
+    )
 
 
 def _widen(graph: StepGraph, settings: Settings) -> Widened:

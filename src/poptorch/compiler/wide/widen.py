@@ -20,6 +20,7 @@ from torch import fx
 
 from poptorch.compiler.accumulate import reduced, trained_gradients
 from poptorch.compiler.private import refusing_unknown_ops, vmap
+from poptorch.compiler.wide.collectives import is_exchange, write_exchange
 from poptorch.compiler.wide.demand import is_linear, only_summed
 from poptorch.compiler.wide.draws import write_draws
 from poptorch.compiler.wide.layers import LAYERS
@@ -154,6 +155,8 @@ class _Widening:
         if node.target is operator.getitem and isinstance(self._values[node.args[0]], tuple):  # pyright: ignore
             return self._sum_if_enough(node, self._values[node.args[0]][node.args[1]])  # pyright: ignore
         op = Op(node, *self._arguments(node), self._summed.__contains__)
+        if is_exchange(node):
+            return self._sum_if_enough(node, write_exchange(writer, op))
         if all(wide.is_shared for wide in op.operands):
             arguments = substitute(op.args, lambda wide: wide.node)
             named = substitute(op.kwargs, lambda wide: wide.node)
