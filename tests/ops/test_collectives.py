@@ -109,3 +109,30 @@ def test_replicas_that_cannot_be_side_by_side_cannot_exchange():
     training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=1.0))
     with pytest.raises(poptorch.Error, match=r"cannot be computed side by side(?s:.*)depend on data"):
         training(torch.randn(8, 3))
+
+
+class Table(nn.Module):
+    """Looks up rows of a table, of which each replica holds every R-th entry's share: one block of rows."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table.clone())
+
+    def forward(self, index):
+        everybodys = Traced.apply(self.table, "ReplicatedAllGather", {}).flatten(0, 1)
+        rows = everybodys[index]
+        return rows, poptorch.identity_loss(rows.square().sum(), reduction="none")
+
+
+def test_a_table_that_is_spread_over_replicas_gives_the_rows_of_the_whole(engine):
+    torch.manual_seed(0)
+    whole = torch.randn(8, 3)
+    module = Table(whole.view(R, 4, 3))
+    options = poptorch.Options().engine(engine).replicationFactor(R).outputMode(poptorch.OutputMode.All)
+    training = poptorch.trainingModel(module, options, torch.optim.SGD(module.parameters(), lr=0.1))
+    training.table.replicaGrouping(poptorch.CommGroupType.NoGrouping, 0, poptorch.VariableRetrievalMode.OnePerGroup)
+    index = torch.tensor([0, 5, 7, 3])  # the same for all replicas, as the gradient of the gather has it
+    rows, _ = training(index.repeat(R))
+    torch.testing.assert_close(rows, whole[index].repeat(R, 1))
+    gradient = torch.zeros(8, 3).index_add(0, index, 2 * whole[index]) / R
+    torch.testing.assert_close(module.table.detach().view(8, 3), whole - 0.1 * gradient)

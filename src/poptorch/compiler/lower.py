@@ -65,7 +65,8 @@ def lower(
             )
         )
     graph, checks = check_indices(graph)
-    graph, is_wide = put_side_by_side(graph, around.groupings, anchors, settings)
+    side = put_side_by_side(graph, around.groupings, anchors, settings)
+    graph, is_wide = side.step, side.is_wide
     plan, programs = settings.batching, list[Program]()
     runs = 1 if is_wide else plan.micro_batches_per_update
 
@@ -75,11 +76,14 @@ def lower(
         programs.append(Program(graph, reads_fixed_state=not settings.is_training))
 
     waits = settings.is_training and has_update(graph) and runs > 1
-    waits = waits or bool(graph.guards and graph.signature.written)
+    waits = waits or side.update is not None or bool(graph.guards and graph.signature.written)
     if not settings.is_training:
         graph, prepare = hoist(graph, _fixed(graph))
         if prepare is not None:
             add(prepare)
+        add(graph)
+    elif side.update is not None:
+        add(side.update)
         add(graph)
     elif waits and has_update(graph):
         step, update = split_update(graph, settings, runs)
@@ -100,6 +104,9 @@ def lower(
     )
     schedule = plan_schedule(step.name, updates, plan, waits=waits, is_wide=is_wide)
     state = {spec.name: spec for program in programs for spec in program.state}
+    if is_wide:  # the update, if there is one, and the host see one group of replicas at a time
+        wide = (spec for program in programs if program.name not in updates for spec in program.state)
+        state.update((spec.name, side.groups.without_entries(spec)) for spec in wide)
     return Executable(
         programs=tuple(programs),
         schedule=schedule,

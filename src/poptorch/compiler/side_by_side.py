@@ -7,34 +7,49 @@ large there is nothing to gain, and the memory for activations grows with their 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from poptorch._logging import logger
-from poptorch.compiler.wide import CannotWiden, Widened, exchanges, widen
-from poptorch.enums import ReductionType
+from poptorch.compiler.accumulate import has_update, split_update
+from poptorch.compiler.wide import NO_GROUPS, CannotWiden, Groups, Widened, exchanges, widen
+from poptorch.enums import MeanReductionStrategy, ReductionType
 from poptorch.errors import CompileError, explain
 from poptorch.executable import AnchorPlan, Grouping
-from poptorch.ir import StepGraph, is_update, value_of
+from poptorch.ir import Role, StepGraph, is_update, value_of
 from poptorch.options import Settings
 
 _MANY_BYTES = 2**24  # of activations in one micro-batch, from where on there is nothing to gain
 
 
+@dataclass(frozen=True)
+class Side:
+    """A step, for one micro-batch or for all of an update, and the update if it has to be a program of its own."""
+
+    step: StepGraph
+    is_wide: bool
+    update: StepGraph | None = None
+    groups: Groups = NO_GROUPS
+
+
 def put_side_by_side(
     graph: StepGraph, groupings: Sequence[Grouping], anchors: Sequence[AnchorPlan], settings: Settings
-) -> tuple[StepGraph, bool]:
-    """The step for all micro-batches of an update if that is better, otherwise as it is; and which of the two."""
+) -> Side:
+    """The step for all micro-batches of an update if that is better, otherwise as it is."""
     chosen, width = settings.engine.side_by_side, settings.batching.micro_batches_per_update
     is_needed = exchanges(graph)
     if width == 1 or (chosen is False and not is_needed):
-        return graph, False
+        return Side(graph, is_wide=False)
     chosen = True if is_needed else chosen
     try:
-        _check(graph, groupings, anchors, settings)
+        _check(graph, anchors, settings)
         if chosen is None and activation_bytes(graph) > _MANY_BYTES:
             raise CannotWiden("micro-batches are large enough by themselves")
-        widened = _widen(graph, settings)
+        if chosen is None and groupings:
+            raise CannotWiden(f"groups of replicas have values of their own for {groupings[0].name}")
+        update, groups = _grouped(graph, groupings, settings)
+        widened = _widen(graph, groups, settings)
         if chosen is None and widened.repeated:
             raise CannotWiden(f"{widened.repeated} ops would be repeated for every micro-batch")
     except CannotWiden as reason:
@@ -42,8 +57,19 @@ def put_side_by_side(
             raise _cannot_exchange(reason) from reason
         tell = logger.warning if chosen else logger.debug
         tell("the micro-batches of an update run one after the other: %s", reason)
-        return graph, False
-    return widened.graph, True
+        return Side(graph, is_wide=False)
+    return Side(widened.graph, is_wide=True, update=update, groups=groups)
+
+
+def _grouped(graph: StepGraph, groupings: Sequence[Grouping], settings: Settings) -> tuple[StepGraph | None, Groups]:
+    """The update of weights that groups of replicas have of their own, and what a wide step must know about them."""
+    of_replicas = {grouping.name: grouping.of_replicas for grouping in groupings}
+    if not groupings or not settings.is_training or not has_update(graph):
+        return None, Groups(of_replicas, {})
+    post = replace(settings, training=replace(settings.training, mean_reduction=MeanReductionStrategy.Post))
+    step, update = split_update(graph, post, settings.batching.micro_batches_per_update)
+    accumulators = {spec.owner: spec for spec in step.signature.state if spec.role is Role.ACCUMULATOR}
+    return update, Groups(of_replicas, accumulators)
 
 
 def _cannot_exchange(reason: CannotWiden) -> CompileError:
@@ -56,17 +82,15 @@ def _cannot_exchange(reason: CannotWiden) -> CompileError:
     )
 
 
-def _widen(graph: StepGraph, settings: Settings) -> Widened:
+def _widen(graph: StepGraph, groups: Groups, settings: Settings) -> Widened:
     plan = settings.batching
     averages = settings.training.reduction is ReductionType.Mean
-    return widen(graph, plan.micro_batches_per_update, plan.replicas, averages=averages)
+    return widen(graph, plan.micro_batches_per_update, plan.replicas, averages=averages, groups=groups)
 
 
-def _check(graph: StepGraph, groupings: Sequence[Grouping], anchors: Sequence[AnchorPlan], settings: Settings) -> None:
+def _check(graph: StepGraph, anchors: Sequence[AnchorPlan], settings: Settings) -> None:
     """Raise for what only has a meaning if micro-batches run one after the other."""
     plan = settings.batching
-    if groupings:
-        raise CannotWiden(f"groups of replicas have values of their own for {groupings[0].name}")
     if settings.precision.floating_point_checks:
         raise CannotWiden("a floating-point exception belongs to one micro-batch")
     written = graph.signature.written

@@ -1,7 +1,7 @@
 """Exchanges between replicas inside `forward`: what the custom ops `Replicated…` of the domain `ai.graphcore` do.
 
-A program that exchanges runs for all replicas at once, and the compiler writes an exchange as ops along the dimension of
-the replicas. The ops here stand for exchanges until then; they only run by themselves where there is one replica.
+A program that exchanges runs for all replicas at once, and the compiler writes an exchange as ops along the dimension
+of the replicas. The ops here stand for exchanges until then; they only run by themselves where there is one replica.
 """
 
 from __future__ import annotations

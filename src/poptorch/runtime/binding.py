@@ -56,7 +56,9 @@ class _Binder:
                 bound = [self._bind(self._program(name), part) for name in instruction.updates for part in parts]
             else:
                 ranks = range(instruction.replica, instruction.replica + instruction.replicas)
-                seen = {**replicas[ranks[0]], **self._copies(replicas)} if len(ranks) > 1 else replicas[ranks[0]]
+                seen = replicas[ranks[0]]
+                if instruction.width > 1:  # it sees all entries of grouped parameters
+                    seen = {**seen, **owned, **self._copies(replicas)}
                 bound = [self._bind(self._program(instruction.program), seen, ranks)]
             actions.append((instruction, bound))
         return Binding(replicas, actions, volatile, [t.clone() for t in volatile], list(accumulators.values()))
@@ -76,7 +78,9 @@ class _Binder:
         replicas = [self._part(owned, [g.of_replicas[rank] for g in self._groupings]) for rank in ranks]
         for replica in replicas[1:]:
             replica.update({name: owned[name].detach().clone() for name in buffers})
-        derived = [self._derived(replica) for replica in (replicas if self._groupings else replicas[:1])]
+        is_wide = self._executable.schedule.width > 1
+        parts = [owned] if is_wide else replicas if self._groupings else replicas[:1]
+        derived = [self._derived(part) for part in parts]
         for rank, replica in enumerate(replicas):
             replica.update(derived[rank % len(derived)])
         return replicas

@@ -23,6 +23,7 @@ from poptorch.compiler.private import refusing_unknown_ops, vmap
 from poptorch.compiler.wide.collectives import is_exchange, write_exchange
 from poptorch.compiler.wide.demand import is_linear, only_summed
 from poptorch.compiler.wide.draws import write_draws
+from poptorch.compiler.wide.groups import NO_GROUPS, Groups
 from poptorch.compiler.wide.layers import LAYERS
 from poptorch.compiler.wide.norms import write_out_norms
 from poptorch.compiler.wide.rules import RULES, Op, pointwise, substitute
@@ -81,13 +82,15 @@ class Widened:
     repeated: int
 
 
-def widen(graph: StepGraph, width: int, replicas: int, *, averages: bool) -> Widened:
+def widen(graph: StepGraph, width: int, replicas: int, *, averages: bool, groups: Groups = NO_GROUPS) -> Widened:
     """The step for `width` micro-batches, of which number i belongs to replica i % replicas.
+
+    If groups of replicas have weights of their own, it ends where the update begins, with sums of gradients.
 
     Raises `CannotWiden` with the reason if that would not mean the same.
     """
     _check(graph)
-    return _Widening(write_out_norms(graph), width, replicas, averages=averages).run()
+    return _Widening(write_out_norms(graph), width, replicas, groups, averages=averages).run()
 
 
 def _check(graph: StepGraph) -> None:
@@ -109,12 +112,13 @@ def _check(graph: StepGraph) -> None:
 class _Widening:
     """One graph while it is gone through."""
 
-    def __init__(self, graph: StepGraph, width: int, replicas: int, *, averages: bool) -> None:
-        self._graph, self._replicas, self._averages = graph, replicas, averages
+    def __init__(self, graph: StepGraph, width: int, replicas: int, groups: Groups, *, averages: bool) -> None:
+        self._graph, self._replicas, self._groups, self._averages = graph, replicas, groups, averages
         self._builder = GraphBuilder()
         self._writer = Writer(self._builder, width)
         self._gradients = trained_gradients(graph)
-        self._summed = only_summed(graph, set(self._gradients.values()))
+        together = [node for name, node in self._gradients.items() if name not in groups.of_replicas]
+        self._summed = only_summed(graph, set(together))
         self._chain = Chain.of(graph)
         self._values: dict[fx.Node, Result] = {}
         self._repeated = 0
@@ -130,7 +134,10 @@ class _Widening:
                 self._values[node] = self._compute(node)
         self._return_results()
         write_chain(self._writer, self._chain, self._values, self._replicas)
-        self._update()
+        if self._groups.accumulators:
+            self._accumulate()
+        else:
+            self._update()
         graph = self._graph
         name = f"wide_{graph.name}"
         wide = self._builder.build(name, guards=graph.guards, constants=graph.constants, graphs=graph.graphs)
@@ -141,8 +148,11 @@ class _Widening:
             is_rows = spec.role is Role.USER_INPUT
             if is_rows and not spec.shape:
                 raise CannotWiden(f"argument {spec.name} has no rows")
-            taken = self._builder.input(self._of_all_rows(spec) if is_rows else spec, node)
+            taken = self._builder.input(self._of_all_rows(spec) if is_rows else self._groups.with_entries(spec), node)
             self._values[node] = self._writer.as_folded(taken) if is_rows else self._writer.shared(taken)
+        for spec, node in self._graph.inputs:
+            if spec.name in self._groups.of_replicas:
+                self._values[node] = self._groups.value(self._writer, spec.name, self._builder.copies[node])
 
     def _of_all_rows(self, spec: InputSpec) -> InputSpec:
         return replace(spec, shape=(spec.shape[0] * self._writer.width, *spec.shape[1:]))
@@ -272,6 +282,16 @@ class _Widening:
                 raise CannotWiden(f"{spec} is returned once, but may differ between micro-batches")
             return wide.node
         return self._writer.returned(wide)
+
+    def _accumulate(self) -> None:
+        """The sums of gradients, added to what an update that is a program of its own takes."""
+        writer, builder = self._writer, self._builder
+        writer.note = Note(Phase.BACKWARD)
+        for name, spec in self._groups.accumulators.items():
+            total = self._groups.total(writer, name, self._values[self._gradients[name]])
+            before = builder.input(self._groups.with_entries(spec))
+            after = writer.call(aten.add.Tensor, before, builder.cast(writer.note, total, spec.dtype))
+            builder.output(OutputSpec(spec.name, OutputRole.NEW_VALUE), after)
 
     def _update(self) -> None:
         """The weight update, by the gradients of all micro-batches together."""
