@@ -13,7 +13,7 @@ import torch
 
 from poptorch._logging import logger
 from poptorch.compiler.accumulate import has_update, split_update
-from poptorch.compiler.wide import NO_GROUPS, CannotWiden, Groups, Widened, exchanges, widen
+from poptorch.compiler.wide import NO_GROUPS, CannotWiden, Groups, Widened, exchanges, normalises_images, widen
 from poptorch.enums import MeanReductionStrategy, ReductionType
 from poptorch.errors import CompileError, explain
 from poptorch.executable import AnchorPlan, Grouping
@@ -48,6 +48,8 @@ def put_side_by_side(
             raise CannotWiden("micro-batches are large enough by themselves")
         if chosen is None and groupings:
             raise CannotWiden(f"groups of replicas have values of their own for {groupings[0].name}")
+        if chosen is None and normalises_images(graph):
+            raise CannotWiden("the statistics of images are computed faster for one micro-batch at a time")
         update, groups = _grouped(graph, groupings, settings)
         widened = _widen(graph, groups, settings)
         if chosen is None and widened.repeated:

@@ -41,6 +41,17 @@ def write_out_norms(graph: StepGraph) -> StepGraph:
     return replace(graph, ops=ops)
 
 
+def normalises_images(graph: StepGraph) -> bool:
+    """Whether a norm that has to be written out works on more than rows of features; engines prefer it whole."""
+    return any(_is_due(node) and value_of(_activation(node)).dim() > 2 for node in graph.ops.nodes)
+
+
+def _activation(norm: fx.Node) -> fx.Node:
+    x = norm.args[1 if norm.target is _BACKWARD else 0]
+    assert isinstance(x, fx.Node)
+    return x
+
+
 def _is_due(node: fx.Node) -> bool:
     """Whether a node is such a norm, and only its single results are used."""
     positions: dict[Any, int] = {_FORWARD: 5, _WITHOUT_STATISTICS: 3, _BACKWARD: 7}
