@@ -228,15 +228,19 @@ NATIVE = (
     ("TiedWeights", (1, 1, 1)),
     ("InPlaceOnViews", (1, 1, 1)),
     ("MaskWithFixedCount", (1, 2, 1)),
-    ("BatchNorm2d", (1, 2, 2)),
-    ("Dropout", (1, 2, 2)),
 )
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize(("name", "shape"), NATIVE, ids=[f"{name}-{shape}" for name, shape in NATIVE])
+@pytest.mark.parametrize(("name", "shape"), NATIVE, ids=[name for name, _ in NATIVE])
 def test_native_code_trains_like_eager(name: str, shape: tuple[int, int, int], engine: str) -> None:
     train_both(*find(name), engine, *shape)
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("case", find("BatchNorm2d", "Dropout"))
+def test_native_code_trains_micro_batches_side_by_side_like_eager(case: Case, engine: str) -> None:
+    train_both(case, engine, 1, 2, 2, side_by_side=True)
 
 
 @pytest.mark.inductor
