@@ -58,6 +58,12 @@ class Bench:
         found = self._try("update", lambda: single.update_costs(calls=100 if self.quick else 300)) or []
         return found, report.update_cost_table(found)
 
+    def micro_batches(self) -> Result:
+        """Micro-batches of an update one after the other and side by side."""
+        small = [w for w in self.few if w.name in ("mlp", "cnn", "embedding-sgd")]
+        found = [row for w in small for row in self._try(w.name, lambda w=w: single.side_by_side(w, 2.0)) or []]
+        return found, report.side_by_side_table(found)
+
     def compile(self) -> Result:
         """Time to compile, with an empty and a filled cache."""
         times = [self._try(w.name, lambda w=w: single.compile_times(w)) or [] for w in self.few]
@@ -107,7 +113,7 @@ class Bench:
             return None
 
 
-KINDS = ("train", "infer", "call", "update", "compile", "memory", "data", "lightning")
+KINDS = ("train", "infer", "call", "update", "micro_batches", "compile", "memory", "data", "lightning")
 
 
 def main() -> int:

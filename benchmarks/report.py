@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.loading import Overlap, Throughput
 from benchmarks.measure import Comparison
-from benchmarks.single import CallCost, CompileTime, Memory, UpdateCost
+from benchmarks.single import CallCost, CompileTime, Memory, SideBySide, UpdateCost
 from benchmarks.trainer import TrainerCost, TrainerSpeed
 
 
@@ -86,6 +86,36 @@ def update_cost_table(costs: Sequence[UpdateCost]) -> str:
         for c in costs
     ]
     return table("One AdamW update of 100 matrices and 100 vectors, against torch's fused kernel", columns, rows)
+
+
+def side_by_side_table(rows: Sequence[SideBySide]) -> str:
+    return table(
+        "Four micro-batches for an update: microseconds per call",
+        (
+            "workload",
+            "rows",
+            "accumulation",
+            "replicas",
+            "one after the other",
+            "side by side",
+            "times faster",
+            "one of all",
+        ),
+        [
+            (
+                row.workload,
+                str(row.rows),
+                str(row.accumulation),
+                str(row.replicas),
+                f"{row.apart_us:.0f}",
+                f"{row.together_us:.0f}",
+                f"{row.ratio:.2f}",
+                f"{row.plain_us:.0f}",
+            )
+            for row in rows
+        ],
+        ["one of all: a single micro-batch with all rows, which is what there is to be had."],
+    )
 
 
 def compile_time_table(times: Sequence[CompileTime]) -> str:

@@ -61,6 +61,34 @@ class UpdateCost:
         return self.fused_us / self.poptorch_us
 
 
+@dataclass(frozen=True)
+class SideBySide:
+    """Micro-batches of an update one after the other and side by side, and one call with all of their rows."""
+
+    workload: str
+    rows: int
+    accumulation: int
+    replicas: int
+    apart_us: float
+    together_us: float
+    plain_us: float
+
+    @property
+    def ratio(self) -> float:
+        return self.apart_us / self.together_us
+
+
+def side_by_side(workload: Workload, seconds: float, rows: int = 16) -> list[SideBySide]:
+    """Four micro-batches for an update, by accumulation and by replicas."""
+    found: list[SideBySide] = []
+    for accumulation, replicas in ((4, 1), (1, 4)):
+        shape = {"rows": rows, "accumulation": accumulation, "replicas": replicas}
+        with Worker() as worker:
+            answer = worker.ask(op="task", name="side_by_side", workload=workload.name, seconds=seconds, **shape)
+        found.append(SideBySide(workload.name, **shape, **answer))
+    return found
+
+
 def update_costs(calls: int) -> list[UpdateCost]:
     found: list[UpdateCost] = []
     for width in (64, 256):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.micro_batches import side_by_side
 from benchmarks.updates import update_cost
 from benchmarks.workloads import TINY, WORKLOADS
 
@@ -168,4 +169,5 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "compile_time": compile_time,
     "peak_memory": peak_memory,
     "update_cost": update_cost,
+    "side_by_side": side_by_side,
 }

@@ -34,7 +34,7 @@ def update_cost(width: int, accumulates: bool, calls: int) -> dict[str, Any]:
             return poptorch.identity_loss(flat.sum() * x.mean(), reduction="sum")
 
     model, twin = Weights(), Weights()
-    options = poptorch.Options().engine("inductor")
+    options = poptorch.Options().engine("inductor").runSideBySide(False)  # so that gradients are accumulated
     options.Training.gradientAccumulation(2 if accumulates else 1)
     executor = poptorch.trainingModel(model, options, torch.optim.AdamW(model.parameters()))
     start = time.perf_counter()

@@ -21,7 +21,7 @@ def dump(tmp_path, monkeypatch):
 
 
 def train(module, inputs, **counts):
-    options = poptorch.Options().engine("eager")
+    options = poptorch.Options().engine("eager").runSideBySide(counts.get("wide", False))
     options.Training.gradientAccumulation(counts.get("G", 1))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     training = poptorch.trainingModel(module, options, optimizer)

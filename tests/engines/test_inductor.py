@@ -89,7 +89,7 @@ def failing(monkeypatch):
 
 
 def train_step(model: nn.Module, engine: str) -> poptorch.PoplarExecutor:
-    options = poptorch.Options().engine(engine)
+    options = poptorch.Options().engine(engine).runSideBySide(False)  # two programs
     options.Training.gradientAccumulation(2)
     executor = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
     executor(torch.ones(4, 3), torch.zeros(4, 2))

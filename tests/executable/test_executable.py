@@ -29,7 +29,7 @@ print(training._executable.digest)
 def executable(seed: int = 0, **changes):
     torch.manual_seed(seed)
     model = Regression(outputs=changes.get("outputs", 2))
-    options = poptorch.Options()
+    options = poptorch.Options().runSideBySide(False)
     options.Training.gradientAccumulation(changes.get("accumulation", 2))
     training = poptorch.trainingModel(model, options, torch.optim.AdamW(model.parameters(), lr=changes.get("lr", 1e-3)))
     training(torch.ones(4, 3), torch.ones(4, changes.get("outputs", 2)))

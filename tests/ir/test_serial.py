@@ -38,7 +38,7 @@ class Varied(nn.Module):
 def trained(accumulated: int = 1):
     torch.manual_seed(0)
     model = Varied()
-    options = poptorch.Options()
+    options = poptorch.Options().runSideBySide(False)
     options.Training.gradientAccumulation(accumulated)
     training = poptorch.trainingModel(model, options, torch.optim.Adam(model.parameters()))
     training(torch.randn(2 * accumulated, 2, 8, 8), torch.zeros(2 * accumulated, dtype=torch.int64))

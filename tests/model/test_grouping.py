@@ -222,3 +222,33 @@ def test_groups_may_be_put_into_the_dictionary_as_plain_tuples():
 def test_wrong_entries_of_the_dictionary_are_refused(name, told, text):
     with pytest.raises(poptorch.Error, match=text):
         trained_weight(lambda model: model.per_replica_params.update({name: told}))
+
+
+@pytest.mark.parametrize(("kind", "shards"), [(CommGroupType.Consecutive, 2), (CommGroupType.NoGrouping, 0)])
+def test_replicas_side_by_side_train_the_weights_of_their_groups(kind, shards):
+    torch.manual_seed(0)
+    groups = 2 if shards else 4
+    start, x = torch.randn(groups, 3, 5), torch.randn(2 * 4 * 6, 3)
+
+    def train(side_by_side: bool) -> list[torch.Tensor]:
+        module = Sharded(start)
+        chosen = options(4).runSideBySide(side_by_side)
+        chosen.Training.gradientAccumulation(2)
+        model = poptorch.trainingModel(module, chosen, torch.optim.AdamW(module.parameters(), lr=0.1))
+        group(model, kind, shards)
+        losses = [model(x) for _ in range(3)]
+        assert model._executable.schedule.width == (8 if side_by_side else 1)
+        return [*losses, module.weight.detach(), module.scale.detach()]
+
+    torch.testing.assert_close(train(True), train(False))
+
+
+@pytest.mark.inductor
+def test_replicas_side_by_side_infer_with_the_weights_of_their_groups(engine):
+    torch.manual_seed(0)
+    weight, x = torch.randn(4, 3, 5), torch.randn(4 * 6, 3)
+    model = poptorch.inferenceModel(Sharded(weight), options(4).engine(engine).runSideBySide(True))
+    group(model, CommGroupType.NoGrouping, 0)
+    expected = torch.stack([(part @ each).square().mean() for part, each in zip(x.chunk(4), weight, strict=True)])
+    torch.testing.assert_close(model(x), expected)
+    assert model._executable.schedule.width == 4

@@ -28,6 +28,7 @@ STORED = [
     (lambda o: o.maxRepeatLogs(None), "max_repeat_logs", 2**64 - 1),
     (lambda o: o.relaxOptimizerAttributesChecks(), "relax_optimizer_attributes_checks", True),
     (lambda o: o.allowShapeChanges(), "allow_shape_changes", True),
+    (lambda o: o.runSideBySide(False), "side_by_side", False),
     (lambda o: o.disableModuleNamescope(), "module_namescope", False),
     (lambda o: o.sourceLocationExcludes(["a"]), "source_location_excludes", ["a"]),
     (

@@ -89,10 +89,13 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {"param_groups": saved["param_groups"], "state": {index: e for index, e in state.items() if e}}
 
 
-def train_both(case: Case, engine: str, d: int, g: int, r: int) -> None:
+def train_both(case: Case, engine: str, d: int, g: int, r: int, *, side_by_side: bool | None = None) -> None:
     ours, theirs = case.build().train(), case.build().train()
     optimizer, their_optimizer = case.optimizer(ours), case.optimizer(theirs)
-    training = poptorch.trainingModel(ours, options_for(engine, d, g, r), optimizer)
+    options = options_for(engine, d, g, r)
+    if side_by_side is not None:
+        options.runSideBySide(side_by_side)
+    training = poptorch.trainingModel(ours, options, optimizer)
     reference = EagerReference(
         theirs,
         device_iterations=d,
@@ -118,6 +121,16 @@ def train_both(case: Case, engine: str, d: int, g: int, r: int) -> None:
 @pytest.mark.parametrize(("d", "g", "r"), SHAPES)
 def test_training_matches_eager(case: Case, d: int, g: int, r: int, engine: str) -> None:
     train_both(case, engine, d, g, r)
+
+
+@pytest.mark.parametrize("case", find(*ONE_OF_EACH_KIND))
+def test_micro_batches_one_after_the_other_match_eager(case: Case, engine: str) -> None:
+    train_both(case, engine, 2, 2, 2, side_by_side=False)
+
+
+@pytest.mark.parametrize("case", find("BatchNormInEvalMode", "SpatialTransformer", "InPlaceOnViews", "Conv2dGroupNorm"))
+def test_micro_batches_that_are_put_side_by_side_match_eager(case: Case, engine: str) -> None:
+    train_both(case, engine, 2, 2, 2, side_by_side=True)
 
 
 @pytest.mark.parametrize("case", find(*ONE_OF_EACH_KIND))
@@ -222,6 +235,12 @@ NATIVE = (
 @pytest.mark.parametrize(("name", "shape"), NATIVE, ids=[name for name, _ in NATIVE])
 def test_native_code_trains_like_eager(name: str, shape: tuple[int, int, int], engine: str) -> None:
     train_both(*find(name), engine, *shape)
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("case", find("BatchNorm2d", "Dropout"))
+def test_native_code_trains_micro_batches_side_by_side_like_eager(case: Case, engine: str) -> None:
+    train_both(case, engine, 1, 2, 2, side_by_side=True)
 
 
 @pytest.mark.inductor

@@ -29,11 +29,9 @@ from poptorch.options import Settings
 aten = torch.ops.aten
 
 
-def split_update(graph: StepGraph, settings: Settings) -> tuple[StepGraph, StepGraph]:
-    """The per-micro-batch graph and the per-update graph of a training step."""
-    gradients = {s.name: n for s, n in graph.outputs if s.role is OutputRole.GRADIENT}
-    trained = {s.name for s, n in graph.outputs if s.role is OutputRole.NEW_VALUE and is_update(n)}
-    gradients = {name: node for name, node in gradients.items() if name in trained}
+def split_update(graph: StepGraph, settings: Settings, runs: int) -> tuple[StepGraph, StepGraph]:
+    """The graph of a run and the per-update graph of a training step, of which an update has so many runs."""
+    gradients = trained_gradients(graph)
     parameters = {spec.name: spec for spec in graph.signature.inputs}
     types = {s.name: s.accumulated_as for s, _ in graph.outputs if s.role is OutputRole.GRADIENT}
     accumulators = {
@@ -46,12 +44,32 @@ def split_update(graph: StepGraph, settings: Settings) -> tuple[StepGraph, StepG
         )
         for name, gradient in gradients.items()
     }
-    averages = settings.training.reduction is ReductionType.Mean
+    averages = settings.training.reduction is ReductionType.Mean and runs > 1
     running = averages and settings.training.mean_reduction is MeanReductionStrategy.Running
-    divisor = settings.batching.micro_batches_per_update if averages and not running else 1
+    divisor = runs if averages and not running else 1
     step = _micro_step(graph, gradients, accumulators, running=running)
     rounded = frozenset(name for name, dtype in types.items() if dtype is None)
     return step, _update(graph, gradients, accumulators, divisor, rounded, running=running)
+
+
+def trained_gradients(graph: StepGraph) -> dict[str, fx.Node]:
+    """The gradient of each parameter that the update changes."""
+    trained = {s.name for s, n in graph.outputs if s.role is OutputRole.NEW_VALUE and is_update(n)}
+    return {s.name: n for s, n in graph.outputs if s.role is OutputRole.GRADIENT and s.name in trained}
+
+
+def reduced(
+    builder: GraphBuilder, note: Note, total: fx.Node, added_as: torch.dtype | None, dtype: torch.dtype, divisor: int
+) -> fx.Node:
+    """What enters the update, from the sum of gradients of a type.
+
+    They were added up in the type that was chosen. If none was, the result is rounded to the type that they had.
+    """
+    total = builder.cast(note, total, added_as or _sum_type(dtype))
+    total = builder.cast(note, total, torch.promote_types(value_of(total).dtype, dtype))
+    if divisor > 1:
+        total = builder.call(note, aten.mul.Tensor, total, 1.0 / divisor)
+    return builder.cast(note, total, dtype) if added_as is None else total
 
 
 def _sum_type(dtype: torch.dtype) -> torch.dtype:
@@ -155,12 +173,8 @@ def _update(
     if running:
         cleared[_COUNT.name] = builder.input(_COUNT)
     for name, spec in accumulators.items():
-        gradient, total = gradients[name], cleared[spec.name]
-        total = builder.cast(_UPDATING, total, torch.promote_types(spec.dtype, value_of(gradient).dtype))
-        if divisor > 1:
-            total = builder.call(_UPDATING, aten.mul.Tensor, total, 1.0 / divisor)
-        if name in rounded:
-            total = builder.cast(_UPDATING, total, value_of(gradient).dtype)
+        gradient, chosen = gradients[name], None if name in rounded else spec.dtype
+        total = reduced(builder, _UPDATING, cleared[spec.name], chosen, value_of(gradient).dtype, divisor)
         builder.copies[gradient] = total
     builder.copy(node for node in graph.ops.nodes if is_update(node))
     for spec, node in graph.outputs:

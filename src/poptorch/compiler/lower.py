@@ -15,6 +15,7 @@ from poptorch.compiler.passes.place import parameter_placements, place_ops
 from poptorch.compiler.prints import name_prints
 from poptorch.compiler.schedule import plan_schedule, stage_schedule
 from poptorch.compiler.sections import Sections, check_ipus, check_sections, log_placements, recomputes_stages
+from poptorch.compiler.side_by_side import Side, put_side_by_side
 from poptorch.compiler.stage_updates import split_update as update_parts
 from poptorch.compiler.stages import split_stages
 from poptorch.compiler.timelines import plan_timeline
@@ -84,15 +85,21 @@ def lower(
     check_sections(graph, sections, settings)
     check_ipus(sections, settings)
     timeline = plan_timeline(sections, settings, recomputes=recomputes_stages(sections, settings))
-    programs = _Programs.of(graph, sections, settings)
+    is_cut = settings.placement.runs_stages and sections.count > 1
+    whole = Side(graph, is_wide=False)
+    side = whole if is_cut else put_side_by_side(graph, around.groupings, anchors, settings)
+    programs = _Programs.of(side, sections, settings, is_cut=is_cut)
     for each in programs.all:
         verify(each)
         observe(each.name, each)
     plan = settings.batching
     state = {spec.name: spec for each in programs.all for spec in each.signature.state}
+    if side.is_wide:  # the update, if there is one, and the host see one group of replicas at a time
+        wide = (spec for each in programs.all if each not in programs.updates for spec in each.signature.state)
+        state.update((spec.name, side.groups.without_entries(spec)) for spec in wide)
     return Executable(
         programs=tuple(Program(each, reads_fixed_state=not settings.is_training) for each in programs.all),
-        schedule=_schedule(programs, timeline, sections, plan),
+        schedule=_schedule(programs, timeline, sections, plan, is_wide=side.is_wide),
         binding=StateBinding(tuple(state.values()), around.groups, around.groupings),
         batching=Batching(
             device_iterations=plan.device_iterations,
@@ -123,17 +130,18 @@ class _Programs:
     waits: bool  # for a commit to make final what micro-batches write
 
     @classmethod
-    def of(cls, graph: StepGraph, sections: Sections, settings: Settings) -> _Programs:
-        prepare, updates = None, tuple[StepGraph, ...]()
-        is_cut = settings.placement.runs_stages and sections.count > 1
+    def of(cls, side: Side, sections: Sections, settings: Settings, *, is_cut: bool) -> _Programs:
+        graph, prepare, updates = side.step, None, tuple[StepGraph, ...]()
+        runs = 1 if side.is_wide else settings.batching.micro_batches_per_update
         trains = settings.is_training and has_update(graph)
-        waits = (trains and (is_cut or settings.batching.micro_batches_per_update > 1)) or (
-            bool(graph.guards) and bool(graph.signature.written)
-        )
+        waits = (trains and (is_cut or runs > 1)) or side.update is not None
+        waits = waits or (bool(graph.guards) and bool(graph.signature.written))
         if not settings.is_training:
             graph, prepare = hoist(graph, _fixed(graph))
+        elif side.update is not None:
+            updates = (side.update,)
         elif waits and trains:
-            graph, update = split_update(graph, settings)
+            graph, update = split_update(graph, settings, runs)
             updates = (update,)
         else:
             graph = drop_intermediates(graph)
@@ -152,10 +160,13 @@ class _Programs:
         return (*(self.parts.values() or (self.whole,)), *self.updates, *prepare)
 
 
-def _schedule(programs: _Programs, timeline: Timeline, sections: Sections, plan: BatchPlan) -> Schedule:
+def _schedule(
+    programs: _Programs, timeline: Timeline, sections: Sections, plan: BatchPlan, *, is_wide: bool
+) -> Schedule:
     updates = tuple(update.name for update in programs.updates)
     if not programs.parts:
-        return plan_schedule(programs.whole.name, updates, plan, waits=programs.waits, ipus=sections.ipus)
+        step, waits = programs.whole.name, programs.waits
+        return plan_schedule(step, updates, plan, waits=waits, is_wide=is_wide, ipus=sections.ipus)
     parts = frozenset(programs.parts)
     return stage_schedule(timeline, parts, updates, plan, waits=programs.waits, ipus=sections.ipus)
 

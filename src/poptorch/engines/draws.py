@@ -5,6 +5,7 @@ An op that was given a generator by the user goes on using that.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, fx
 
-from poptorch.ir import is_control
+from poptorch.ir import is_control, note_of
 from poptorch.ir.ops import is_random
 
 aten = torch.ops.aten
@@ -34,16 +35,26 @@ FILLS: dict[Any, Op] = {
 }
 
 
-def give_generator(ops: fx.Graph) -> None:
-    """Let every op that draws take a generator, which becomes the last input of the graph."""
+def give_generators(ops: fx.Graph) -> None:
+    """Let every op that draws take the generator of its replica; the list of them becomes the last input."""
     inputs = [node for node in ops.nodes if node.op == "placeholder"]
     with ops.inserting_after(inputs[-1]) if inputs else ops.inserting_before(next(iter(ops.nodes))):
-        generator = ops.placeholder("generator")
-    for node in ops.nodes:
+        generators = ops.placeholder("generators")
+    for node in list(ops.nodes):
         if draws(node) and node.kwargs.get("generator") is None:
-            if not is_control(node):  # which hands it to the graphs that it runs
-                node.target = taking_generator(node.target)
-            node.kwargs = {**node.kwargs, "generator": generator}
+            if is_control(node):  # which hands them to the graphs that it runs
+                node.kwargs = {**node.kwargs, "generator": generators}
+                continue
+            with ops.inserting_before(node):
+                own = ops.call_function(operator.getitem, (generators, replica_of(node)))
+            node.target = taking_generator(node.target)
+            node.kwargs = {**node.kwargs, "generator": own}
+
+
+def replica_of(node: fx.Node) -> int:
+    """Whose random numbers an op draws."""
+    note = note_of(node)
+    return 0 if note is None else note.replica
 
 
 def draws(node: fx.Node) -> bool:

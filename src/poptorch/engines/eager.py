@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.engines.draws import give_generator
+from poptorch.engines.draws import give_generators
 from poptorch.engines.engine import NOTHING_TO_WRITE, Kernel, Started
 from poptorch.engines.host import Host, Observer, run_host_passes, unobserved
 from poptorch.engines.host_state import HostState, Strides
@@ -35,9 +35,9 @@ class EagerEngine:
 
 
 def eager_ops(graph: StepGraph) -> fx.Graph:
-    """The ops of a graph as PyTorch runs them one by one; they take a generator after all other inputs."""
+    """The ops of a graph as PyTorch runs them one by one; they take generators after all other inputs."""
     ops = runnable_ops(graph)
-    give_generator(ops)
+    give_generators(ops)
     return ops
 
 
@@ -69,8 +69,8 @@ class EagerKernel:
     def strides(self) -> Strides:
         return {}
 
-    def bind(self, state: list[torch.Tensor], generator: torch.Generator) -> EagerRun:
-        return EagerRun(self, self.state.arrange(state, {}), generator)
+    def bind(self, state: list[torch.Tensor], generators: Sequence[torch.Generator]) -> EagerRun:
+        return EagerRun(self, self.state.arrange(state, {}), generators)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class EagerRun:
 
     kernel: EagerKernel
     state: list[torch.Tensor]
-    generator: torch.Generator
+    generators: Sequence[torch.Generator]
     writes_early = False
 
     def __call__(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -89,7 +89,7 @@ class EagerRun:
 
     def start(self, tensors: list[torch.Tensor]) -> Started:
         arguments = [*self.state, *tensors]
-        results = self.kernel.function(*arguments, self.generator)
+        results = self.kernel.function(*arguments, self.generators)
         return Started(
             copying(arguments, self.kernel.written, results, self.kernel.returned), results[: self.kernel.returned]
         )

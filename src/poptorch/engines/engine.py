@@ -64,8 +64,8 @@ class Kernel(Protocol):
         """The memory layout that the kernel was built for, for the state that must change its own."""
         ...
 
-    def bind(self, state: list[torch.Tensor], generator: torch.Generator) -> Bound:
-        """The program on these state tensors, which it changes in place, drawing from this generator."""
+    def bind(self, state: list[torch.Tensor], generators: Sequence[torch.Generator]) -> Bound:
+        """The program on these state tensors, which it changes in place; each replica has its generator."""
         ...
 
 

@@ -35,13 +35,13 @@ class NativeKernel:
     returned: int
     written: tuple[int, ...]
 
-    def bind(self, state: list[torch.Tensor], generator: torch.Generator) -> NativeRun | ReturningRun:
+    def bind(self, state: list[torch.Tensor], generators: Sequence[torch.Generator]) -> NativeRun | ReturningRun:
         wanted = _draws(self.drawing)
-        draws = Draws(list(wanted.values()), generator) if wanted else None
+        draws = Draws(list(wanted.values()), generators) if wanted else None
         drawn = {} if draws is None else dict(zip(wanted, draws.memory, strict=True))
         arranged = self.state.arrange(state, drawn)
         if self.shared is not None and not self.shared.writes_in_place:
-            return ReturningRun(self, self.shared, arranged, draws, generator)
+            return ReturningRun(self, self.shared, arranged, draws, generators[0])
         scratch = [torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype) for spec in self.cut.scratch]
         codes = [] if self.shared is None else [self.shared]
         arguments = [] if self.shared is None else [[arranged[i] for i in self.cut.shared_state] + scratch]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, fx
 
-from poptorch.engines.draws import FILLS, Op, overload_with_generator, taking_generator
+from poptorch.engines.draws import FILLS, Op, overload_with_generator, replica_of, taking_generator
 from poptorch.ir import value_of
 
 aten = torch.ops.aten
@@ -33,6 +33,7 @@ class Draw:
     stride: tuple[int, ...]
     dtype: torch.dtype
     own: Generator | None
+    replica: int = 0  # whose generator it is, if not one of the user's
 
     def memory(self) -> Tensor:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
@@ -41,10 +42,10 @@ class Draw:
 class Draws:
     """The numbers that a program takes beside its state and the user's tensors, in memory that it uses again."""
 
-    def __init__(self, draws: Sequence[Draw], generator: Generator) -> None:
+    def __init__(self, draws: Sequence[Draw], generators: Sequence[Generator]) -> None:
         self.memory = [draw.memory() for draw in draws]
         self._fills = [
-            partial(draw.fill, tensor, *draw.args, generator=draw.own or generator)
+            partial(draw.fill, tensor, *draw.args, generator=draw.own or generators[draw.replica])
             for draw, tensor in zip(draws, self.memory, strict=True)
         ]
 
@@ -90,7 +91,8 @@ def prepared(node: fx.Node) -> Draw | None:
     args, value, own = node.args[chosen], value_of(node), node.kwargs.get("generator")
     if any(isinstance(arg, fx.Node) for arg in args):
         return None
-    return Draw(fill, args, tuple(value.shape), tuple(value.stride()), value.dtype, own)  # pyright: ignore
+    layout = (tuple(value.shape), tuple(value.stride()), value.dtype)
+    return Draw(fill, args, *layout, own, replica_of(node))  # pyright: ignore
 
 
 # Draws that depend on data call back from native code. What they draw from is known to the thread that runs the code.

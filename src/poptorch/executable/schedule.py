@@ -19,9 +19,12 @@ class Run:
     ipu: int  # of the whole system
     slot: int  # of time; what stands in the same slot could run at the same time
     commits: bool = False
+    width: int = 1  # micro-batches, from this one on, that the program computes side by side
+    replicas: int = 1  # whose micro-batches these are, in turn, from this one on; each replica has an IPU
 
     def __str__(self) -> str:
-        return f"{self.program} {self.micro_batch}"
+        last = self.micro_batch + self.width - 1
+        return f"{self.program} {self.micro_batch}" + (f" to {last}" if self.width > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class Schedule:
         return tuple(instruction for instruction in self.instructions if isinstance(instruction, Run))
 
     @property
+    def width(self) -> int:
+        """How many micro-batches each run computes side by side."""
+        return self.runs[0].width if self.runs else 1
+
+    @property
     def is_revocable(self) -> bool:
         """Whether something that a run writes can still be taken back: there is a commit to wait for."""
         return any(isinstance(instruction, Commit) for instruction in self.instructions)
@@ -71,7 +79,9 @@ class Schedule:
         """Check what every schedule keeps; a failure is a mistake of ours, not of the user."""
         places = [(ipu, instruction.slot) for instruction in self.instructions for ipu in _ipus(instruction)]
         assert len(set(places)) == len(places), "an IPU does one thing at a time"
-        assert {run.micro_batch for run in self.runs} <= set(range(self.micro_batches)), "no such micro-batch"
+        computed = {run.micro_batch + index for run in self.runs for index in range(run.width)}
+        assert computed <= set(range(self.micro_batches)), "no such micro-batch"
+        assert {run.width for run in self.runs} <= {self.width}, "all runs are equally wide"
         if self.is_revocable:
             assert isinstance(self.instructions[-1], Commit), "a round ends with what makes it final"
             assert not any(run.commits for run in self.runs), "a run commits by itself, or a commit does it for all"
@@ -81,7 +91,9 @@ class Schedule:
 
 
 def _ipus(instruction: Instruction) -> tuple[int, ...]:
-    return (instruction.ipu,) if isinstance(instruction, Run) else instruction.ipus
+    if isinstance(instruction, Run):
+        return tuple(range(instruction.ipu, instruction.ipu + instruction.replicas))
+    return instruction.ipus
 
 
 def _print(schedule: Schedule) -> Iterator[str]:

@@ -15,6 +15,7 @@ from torch import fx
 
 from poptorch.ir.control import call_graph, called_graphs
 from poptorch.ir.graph import Guard, Note, StepGraph, annotation
+from poptorch.ir.inline import inline_as
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature
 from poptorch.ir.values import describe, update_value, value_of
 
@@ -76,6 +77,10 @@ class GraphBuilder:
         node = self._ops.call_function(target, args, kwargs)
         node.meta = {"custom": annotation(note), "val": value}
         return node
+
+    def inline(self, note: Note, function: Callable[..., Any], *args: Any) -> Any:
+        """The ops of a Python function of tensors, which nodes take the place of; nested as what the function gives."""
+        return inline_as(self._ops, annotation(note), function, *args)
 
     def call_graph(self, note: Note, graph: StepGraph, operands: Sequence[fx.Node]) -> list[fx.Node]:
         """A run of another graph on values of this one; gives a node for each of its outputs."""

@@ -47,6 +47,7 @@ class Note:
     name: str = ""  # by which users ask for the value, if it is not called after its op
     hints: tuple[Hint, ...] = ()  # what the user said about it that changes no value, each kind once
     placement: Placement | None = None  # where it runs; None as long as nobody has said so
+    replica: int = 0  # whose random numbers the op draws, among the replicas that a program runs for
 
     def hint(self, kind: str) -> HintValue:
         """What the user said of one kind, or None."""

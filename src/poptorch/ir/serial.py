@@ -86,7 +86,7 @@ def input_data(spec: InputSpec) -> list[Data]:
 
 def _output_data(spec: OutputSpec) -> list[Data]:
     accumulated = None if spec.accumulated_as is None else _plain_name(spec.accumulated_as)
-    return [spec.name, spec.role.value, spec.batched, accumulated]
+    return [spec.name, spec.role.value, spec.batched, accumulated, spec.is_number]
 
 
 def _op_data(node: fx.Node, numbers: Mapping[fx.Node, int]) -> list[Data]:
@@ -98,6 +98,7 @@ def _op_data(node: fx.Node, numbers: Mapping[fx.Node, int]) -> list[Data]:
         _value_data(value_of(node)),
         None if note is None else note.phase.value,
         None if note is None or note.placement is None else list(astuple(note.placement)),
+        0 if note is None else note.replica,
     ]
 
 
@@ -182,13 +183,14 @@ def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapp
     for index, spec in enumerate(inputs):
         nodes.append(graph.placeholder(f"in{index}"))
         nodes[-1].meta = {"val": _value(_tensor_data(spec.dtype, spec.shape, spec.stride))}
-    for (name, args, kwargs, value, phase, placed), place in zip(data["ops"], origin["ops"], strict=True):
+    for (name, args, kwargs, value, phase, placed, replica), place in zip(data["ops"], origin["ops"], strict=True):
         named = {_keyword(key): argument_from(item, nodes) for key, item in kwargs.items()}
         node = graph.call_function(op_named(name), tuple(argument_from(args, nodes)), named)
         node.meta = {"val": _value(value)}
         if phase is not None:
             placement = None if placed is None else _placement(*placed)
-            node.meta["custom"] = annotation(replace(_note(Phase(phase), *place), placement=placement))
+            note = replace(_note(Phase(phase), *place), placement=placement, replica=int(replica))
+            node.meta["custom"] = annotation(note)
         nodes.append(node)
     outputs = tuple(_output(item[:-1]) for item in data["outputs"])
     results: list[int] = [item[-1] for item in data["outputs"]]
@@ -232,8 +234,9 @@ def input_from(data: list[Data]) -> InputSpec:
 
 
 def _output(data: list[Data]) -> OutputSpec:
-    name, role, batched, accumulated = data
-    return OutputSpec(name, OutputRole(role), bool(batched), None if accumulated is None else _dtype(accumulated))
+    name, role, batched, accumulated, is_number = data
+    added_as = None if accumulated is None else _dtype(accumulated)
+    return OutputSpec(name, OutputRole(role), bool(batched), added_as, bool(is_number))
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -19,6 +19,7 @@ class Role(Enum):
     CONSTANT = "constant"
     DERIVED = "derived"  # computed from parameters and buffers when they are taken over, for inference
     ACCUMULATOR = "accumulator"
+    REPLICA = "replica"  # the value that a buffer has in another replica than the first
     DRAWN = "drawn"  # random numbers, new ones for every run
     USER_INPUT = "input"
     BOUNDARY = "boundary"  # what another part of the step has computed for the same micro-batch
@@ -85,6 +86,7 @@ class OutputSpec:
     role: OutputRole
     batched: bool = True  # False: the same in every micro-batch, so it is returned once
     accumulated_as: torch.dtype | None = None  # the type in which gradients are added up; None: in their own
+    is_number: bool = False  # of a program for several micro-batches: a vector with a number for each of them
 
     def __str__(self) -> str:
         return f"{self.name} {self.role.value}"

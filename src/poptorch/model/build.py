@@ -29,6 +29,7 @@ from poptorch.model.owned_state import OwnedState
 from poptorch.model.program_state import ProgramState, Strides
 from poptorch.model.snapshot import Snapshot
 from poptorch.model.variants import Variant
+from poptorch.ops.collectives import running_on
 from poptorch.options import Settings
 from poptorch.runtime import Session
 from poptorch.store import Cache, cache_folder, compile_cached, read_kernels
@@ -135,9 +136,10 @@ def _capture(blueprint: Blueprint, call: CallSpec, tensors: list[torch.Tensor]) 
         examples.append(tensor.narrow(0, 0, rows) if tensor.dim() else tensor)
     registered = dict(module.named_parameters()) | dict(module.named_buffers())
     example = Call(call.args, call.kwargs, call.tensor_names, tuple(examples), frozenset(registered))
-    if settings.is_training:
-        return capture_training(module, example, blueprint.optimizers.plans, settings)
-    return capture_inference(module, example, settings)
+    with running_on(settings.batching.replicas):
+        if settings.is_training:
+            return capture_training(module, example, blueprint.optimizers.plans, settings)
+        return capture_inference(module, example, settings)
 
 
 def _bindings(captured: Captured) -> tuple[GroupBinding, ...]:

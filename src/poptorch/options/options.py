@@ -298,6 +298,15 @@ class Options(OptionGroup):
         """Run on `"inductor"` (native code) or on `"eager"` (starts at once, needs no C++ compiler)."""
         return self._store(engine=one_of("engine", engine, ("inductor", "eager")))
 
+    @option(side_by_side=Stored(bool))
+    def runSideBySide(self, side_by_side: bool) -> Self:
+        """Compute the micro-batches of an update side by side (True) or one after the other (False).
+
+        Without this option the compiler decides: side by side where that means the same, and is faster. `True` asks for
+        it wherever it means the same; where it does not, a warning says why.
+        """
+        return self._store(side_by_side=truth("runSideBySide", side_by_side))
+
     @option(allow_shape_changes=False)
     def allowShapeChanges(self, allow: bool = True) -> Self:
         """Compile again for each new set of argument shapes, instead of raising an error."""

@@ -96,6 +96,7 @@ class EngineSettings:
     random_seed: int | None
     synthetic_data: int  # one of popart.SyntheticDataMode
     allows_shape_changes: bool
+    side_by_side: bool | None  # micro-batches of an update in one program; None: the compiler decides
     updatable_buffers: tuple[str, ...] | None
 
 
@@ -175,6 +176,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
             random_seed=_if_set(options, "random_seed"),
             synthetic_data=popart.get("syntheticDataMode", 0),
             allows_shape_changes=options.allow_shape_changes,
+            side_by_side=_if_set(options, "side_by_side"),
             updatable_buffers=None if buffers is None else tuple(buffers),
         ),
     )

@@ -55,33 +55,48 @@ class _Binder:
                 parts = self._update_parts(owned) if instruction.updates else []
                 bound = [self._bind(self._program(name), part) for name in instruction.updates for part in parts]
             else:
-                rank = instruction.replica
-                bound = [self._bind(self._program(instruction.program), replicas[rank], rank)]
+                ranks = range(instruction.replica, instruction.replica + instruction.replicas)
+                seen = replicas[ranks[0]]
+                if instruction.width > 1:  # it sees all entries of grouped parameters
+                    seen = {**seen, **owned, **self._copies(replicas)}
+                bound = [self._bind(self._program(instruction.program), seen, ranks)]
             actions.append((instruction, bound))
         return Binding(replicas, actions, volatile, [t.clone() for t in volatile], list(accumulators.values()))
 
     def _program(self, name: str) -> Program:
         return self._executable.program(name)
 
+    def _written(self) -> set[str]:
+        """The state that runs change before it is final."""
+        return {name for run in self._executable.schedule.runs for name in self._program(run.program).written_state}
+
     def _replicas(self, owned: State) -> list[dict[str, torch.Tensor]]:
         """The state that each replica sees."""
-        written = {name for run in self._executable.schedule.runs for name in self._program(run.program).written_state}
+        written = self._written()
         buffers = [s.name for s in self._executable.state if s.role is Role.BUFFER and s.name in written]
         ranks = range(self._executable.batching.replicas)
         replicas = [self._part(owned, [g.of_replicas[rank] for g in self._groupings]) for rank in ranks]
         for replica in replicas[1:]:
             replica.update({name: owned[name].detach().clone() for name in buffers})
-        derived = [self._derived(replica) for replica in (replicas if self._groupings else replicas[:1])]
+        is_wide = self._executable.schedule.width > 1
+        parts = [owned] if is_wide else replicas if self._groupings else replicas[:1]
+        derived = [self._derived(part) for part in parts]
         for rank, replica in enumerate(replicas):
             replica.update(derived[rank % len(derived)])
         return replicas
+
+    def _copies(self, replicas: Sequence[State]) -> dict[str, torch.Tensor]:
+        """The buffers of replicas after the first, for a program that runs for all of them."""
+        copies = [spec for spec in self._executable.state if spec.role is Role.REPLICA]
+        return {spec.name: replicas[int(spec.key)][spec.owner] for spec in copies}
 
     def _volatile(self, replicas: Sequence[State], accumulators: State) -> list[torch.Tensor]:
         """The tensors that runs write although it may have to be taken back, each once."""
         schedule = self._executable.schedule
         if not schedule.is_revocable:
             return []
-        names = {name for run in schedule.runs for name in self._program(run.program).written_state} - set(accumulators)
+        copies = {spec.name for spec in self._executable.state if spec.role is Role.REPLICA}
+        names = self._written() - set(accumulators) - copies
         ordered = [spec.name for spec in self._executable.state if spec.name in names]
         tensors = {id(replica[name]): replica[name].detach() for replica in replicas for name in ordered}
         return list(tensors.values())
@@ -129,10 +144,11 @@ class _Binder:
         wanted = [kernel.strides[spec.name] for kernel in self._kernels.values() if spec.name in kernel.strides]
         return wanted[0] if wanted else spec.stride
 
-    def _bind(self, program: Program, state: State, rank: int = 0) -> Bound:
-        """A program on tensors; the same program on the same tensors is bound once, unless it draws for a replica."""
+    def _bind(self, program: Program, state: State, ranks: range = range(1)) -> Bound:
+        """A program on tensors; the same program on the same tensors is bound once, unless it draws for replicas."""
         tensors = [state[spec.name] for spec in program.state]
-        key = (program.name, rank if program.draws_random_numbers else 0, *map(id, tensors))
+        key = (program.name, ranks if program.draws_random_numbers else 0, *map(id, tensors))
         if key not in self._known:
-            self._known[key] = self._kernels[program.name].bind(tensors, self._random.generators[rank])
+            generators = [self._random.generators[rank] for rank in ranks]
+            self._known[key] = self._kernels[program.name].bind(tensors, generators)
         return self._known[key]

@@ -3,7 +3,7 @@ that arguments share although `forward` changes one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -40,7 +40,9 @@ class CallChecks:
             self._check(check, ())
         self._versions = list(map(_version, self._watched))
 
-    def make(self, tensors: Sequence[torch.Tensor], micro_batches: Sequence[Sequence[torch.Tensor]]) -> None:
+    def make(
+        self, tensors: Sequence[torch.Tensor], micro_batches: Callable[[], Sequence[Sequence[torch.Tensor]]]
+    ) -> None:
         """Check the integers of a call: an argument once, what is computed from arguments for each micro-batch."""
         if self._versions != list(map(_version, self._watched)):
             self.bind(self._state)
@@ -50,7 +52,7 @@ class CallChecks:
             if check.position is not None:
                 check.check(tensors[check.position])
             else:
-                for micro_batch in micro_batches:
+                for micro_batch in micro_batches():
                     self._check(check, micro_batch)
 
     def _check_memory(self, written: int, tensors: Sequence[torch.Tensor]) -> None:

@@ -24,13 +24,51 @@ class Collector:
         self._anchors = executable.anchors
         self.kept = frozenset(executable.batching.kept)  # the micro-batches whose outputs are returned
         self.has_anchors = bool(executable.anchors)
+        self._width = executable.schedule.width
+        self._numbers = [spec.is_number for spec in executable.outputs]
+
+    def keep(self, outputs: list[Sequence[torch.Tensor]], result: Sequence[torch.Tensor], index: int) -> None:
+        """Keep of a result what the call returns; `index` is the first micro-batch that the result is of."""
+        if self._width == 1:
+            if index in self.kept:
+                outputs.append(result)
+            return
+        kept = [place for place in range(self._width) if index + place in self.kept]
+        if kept and self._sums:
+            outputs.extend(self._of_one(result, place) for place in kept)
+        elif kept:
+            assert kept[-1] - kept[0] == len(kept) - 1, "what is kept of a round are neighbours"
+            outputs.append(self._of_some(result, kept[0], len(kept)))
+
+    def _of_some(self, result: Sequence[torch.Tensor], first: int, count: int) -> list[torch.Tensor]:
+        """The rows of some neighbours among the micro-batches that a result is of."""
+        return [
+            tensor.narrow(0, first * (rows := tensor.shape[0] // self._width), count * rows) if spec.batched else tensor
+            for spec, tensor in zip(self._specs, result, strict=False)
+        ]
+
+    def _of_one(self, result: Sequence[torch.Tensor], place: int) -> list[torch.Tensor]:
+        """What one of the micro-batches that a result is of would have returned by itself."""
+        batched = [True] * len(result)
+        batched[: len(self._specs)] = [spec.batched for spec in self._specs]
+        return [
+            tensor if not is_batched else tensor[place] if is_number else tensor.chunk(self._width)[place]
+            for tensor, is_batched, is_number in zip(result, batched, self._numbers, strict=True)
+        ]
 
     def begin(self) -> Anchored:
         """Where to put anchored values of a new call."""
         return {anchor.name: [] for anchor in self._anchors}
 
     def take(self, anchored: Anchored, result: Sequence[torch.Tensor], index: int) -> None:
-        """Keep what a micro-batch computed for anchors, which it returns after the user's outputs."""
+        """Keep what micro-batches from `index` on computed for anchors, which they return after the user's outputs."""
+        if self._width == 1:
+            self._take(anchored, result, index)
+        else:
+            for place in range(self._width):
+                self._take(anchored, self._of_one(result, place), index + place)
+
+    def _take(self, anchored: Anchored, result: Sequence[torch.Tensor], index: int) -> None:
         for position, anchor in enumerate(self._returned, start=len(self._specs)):
             if index in anchor.kept:
                 anchored[anchor.name].append(result[position])
@@ -50,11 +88,23 @@ class Collector:
         count = len(self._specs)
         if self._sums:
             kept = [self._sum(kept[replica :: self._replicas]) for replica in range(self._replicas)]
+        if self._width > 1 and not self._sums:
+            return self._join_rows(kept)
         if len(kept) == 1:
             return list(kept[0][:count])
         return [
             _join([result[i] for result in kept]) if spec.batched else kept[-1][i] for i, spec in enumerate(self._specs)
         ]
+
+    def _join_rows(self, kept: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """The user's outputs, from tensors that hold those of several micro-batches each."""
+        joined = [
+            torch.cat([part[i] for part in kept]) if spec.batched and len(kept) > 1 else kept[-1][i]
+            for i, spec in enumerate(self._specs)
+        ]
+        if len(self.kept) > 1:
+            return joined
+        return [tensor[0] if spec.is_number else tensor for spec, tensor in zip(self._specs, joined, strict=True)]
 
     def join_anchors(self, anchored: Anchored) -> dict[str, torch.Tensor]:
         """The anchored tensors, by name."""

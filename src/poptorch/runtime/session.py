@@ -123,25 +123,25 @@ class Session:
         if self._surroundings.differ:
             with self._surroundings.restored():
                 return self.run(tensors)
-        micro_batches = self._micro_batches(tensors)
-        self._checks.make(tensors, micro_batches)
+        inputs = self._inputs(tensors)
+        self._checks.make(tensors, partial(self._micro_batches, tensors))
         if self._is_torn:
             raise EngineError(_TORN)
         if self._journal.is_open:  # an earlier call was interrupted while it took back what it had begun
             self._undo()
         self.random.were_used |= self._draws
         try:
-            return self._follow(micro_batches) if self._relay is None else self._follow_parts(micro_batches)
+            return self._follow(inputs) if self._relay is None else self._follow_parts(inputs)
         except BaseException:
             if self._journal.is_open:
                 self._undo()
             raise
 
-    def _follow(self, micro_batches: Sequence[MicroBatch]) -> CallResult:
-        """Follow the schedule from its first instruction to its last."""
+    def _follow(self, inputs: Sequence[MicroBatch]) -> CallResult:
+        """Follow the schedule from its first instruction to its last, on the tensors for each run."""
         if self._grad_mode not in (None, torch.is_grad_enabled()):
             with torch.set_grad_enabled(bool(self._grad_mode)):
-                return self._follow(micro_batches)
+                return self._follow(inputs)
         schedule, collector, bound = self._schedule, self._collector, self._bound
         outputs: list[Sequence[torch.Tensor]] = []
         anchored, pending = collector.begin(), list[int]()  # micro-batches that are not final yet
@@ -157,15 +157,14 @@ class Session:
                     ends.append(perf_counter())
                 else:
                     index = first + place
-                    result = execute(micro_batches[index])
+                    result = execute(inputs[index // schedule.width])
                     ends.append(perf_counter())
                     if self._is_guarded:
                         self._check_guards(result[-1], index)
-                    if index in collector.kept:
-                        outputs.append(result)
+                    collector.keep(outputs, result, index)
                     if collector.has_anchors:
                         collector.take(anchored, result, index)
-                        pending.append(index)
+                        pending.extend(range(index, index + schedule.width))
                 if collector.has_anchors and (place is None or not schedule.is_revocable):
                     collector.take_state(anchored, bound.replicas, pending)
                     pending.clear()
@@ -276,6 +275,19 @@ class Session:
         self._is_torn = True
         return EngineError(f"{_TORN}\n  reason: {error}")
 
+    def _inputs(self, tensors: list[torch.Tensor]) -> list[MicroBatch]:
+        """What each run is fed: a micro-batch, or the rows of several one below the other."""
+        width, batching = self._schedule.width, self.executable.batching
+        if width == 1:
+            return self._micro_batches(tensors)
+        if batching.input_batches == batching.micro_batches:
+            rounds = batching.micro_batches // width
+            parts = [tensor.split(tensor.shape[0] // rounds) for tensor in tensors]
+            return [list(part) for part in zip(*parts, strict=True)] if parts else [[] for _ in range(rounds)]
+        single = self._micro_batches(tensors)
+        groups = [single[first : first + width] for first in range(0, len(single), width)]
+        return [[torch.cat(rows) for rows in zip(*group, strict=True)] for group in groups]
+
     def _micro_batches(self, tensors: list[torch.Tensor]) -> list[MicroBatch]:
         count, sources = self.executable.batching.input_batches, self.executable.batching.sources
         if len(sources) == 1:
@@ -287,10 +299,12 @@ class Session:
         return batches if count == len(sources) else [list(batches[source]) for source in sources]
 
     def _check_guards(self, found: torch.Tensor, micro_batch: int) -> None:
+        found = found.view(-1, len(self.executable.guards))  # a row for each micro-batch
         holds = found if found.dtype is torch.bool else (found >= self._limits[0]) & (found <= self._limits[1])
         if bool(holds.all()):
             return
-        position = int((~holds).nonzero()[0])
+        row, position = (int(place) for place in (~holds).nonzero()[0])
+        found, micro_batch = found[row], micro_batch + row
         guard = self.executable.guards[position]
         if guard.allowed is not None:
             raise out_of_range(

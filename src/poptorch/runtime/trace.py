@@ -13,7 +13,10 @@ NO_LATENCY: Latency = (0.0, 0.0, 0.0)
 
 
 class Span(NamedTuple):
-    """One instruction while it ran: which micro-batch of the call it worked on, and from when to when in seconds."""
+    """One instruction while it ran: which micro-batch of the call it worked on, and from when to when in seconds.
+
+    What works on several at once has a span for each.
+    """
 
     instruction: Instruction
     replica: int | None
@@ -43,8 +46,10 @@ class RunTrace:
             turn, index = divmod(position, len(instructions))
             instruction = instructions[index]
             if isinstance(instruction, Run):
-                micro_batch = turn * self.schedule.micro_batches + instruction.micro_batch
-                yield Span(instruction, instruction.replica, micro_batch, begin, end)
+                first = turn * self.schedule.micro_batches + instruction.micro_batch
+                for place in range(instruction.width):
+                    replica = instruction.replica + place % instruction.replicas
+                    yield Span(instruction, replica, first + place, begin, end)
             else:
                 yield Span(instruction, None, None, begin, end)
 

@@ -70,7 +70,7 @@ class ManyLayers(nn.Module):
 
 
 def options_for(engine: str, accumulation: int = 2) -> poptorch.Options:
-    options = poptorch.Options().engine(engine)
+    options = poptorch.Options().engine(engine).runSideBySide(False)  # so that the update is a program of its own
     options.Training.gradientAccumulation(accumulation)
     return options
 

@@ -85,7 +85,7 @@ def test_rows_are_updated_as_in_plain_pytorch(make, scattered, kind, how):
 
 
 def accumulating(engine: str = "eager", strategy=poptorch.MeanReductionStrategy.Post) -> poptorch.Options:
-    options = poptorch.Options().engine(engine).outputMode(poptorch.OutputMode.All)
+    options = poptorch.Options().engine(engine).outputMode(poptorch.OutputMode.All).runSideBySide(False)
     options.Training.gradientAccumulation(2)
     options.Training.setMeanAccumulationAndReplicationReductionStrategy(strategy)
     return options

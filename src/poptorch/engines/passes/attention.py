@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, fx
 
 from poptorch.engines.host import Host
-from poptorch.engines.inline import inline
 from poptorch.ir import StepGraph, value_of
+from poptorch.ir.inline import inline
 
 aten = torch.ops.aten
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, fx
 
 from poptorch.engines.host import Host
-from poptorch.engines.inline import inline
 from poptorch.engines.private import inductor_prims
 from poptorch.ir import StepGraph, value_of
+from poptorch.ir.inline import inline
 from poptorch.ir.ops import is_view
 
 aten = torch.ops.aten

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, fx
 
 from poptorch.engines.host import Host
-from poptorch.engines.inline import inline
 from poptorch.engines.private import inductor_prims
 from poptorch.ir import StepGraph, insert, value_of
+from poptorch.ir.inline import inline
 
 aten = torch.ops.aten
 _SOFTMAX, _SOFTMAX_BACKWARD = aten._log_softmax.default, aten._log_softmax_backward_data.default

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
-from poptorch.engines.private import make_fx, pytree
-from poptorch.ir import fake_mode, value_of
+from poptorch.ir.values import fake_mode, value_of
 
 
 def inline(graph: fx.Graph, like: fx.Node, function: Callable[..., Any], *args: Any) -> Any:
@@ -17,13 +17,20 @@ def inline(graph: fx.Graph, like: fx.Node, function: Callable[..., Any], *args: 
 
     New ops belong to the same phase and line as `like`. The result is nested as that of the function.
     """
+    return inline_as(graph, like.meta.get("custom", {}), function, *args)
+
+
+def inline_as(graph: fx.Graph, annotated: Mapping[str, Any], function: Callable[..., Any], *args: Any) -> Any:
+    """The same for ops that are annotated in this way."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes a while to import, so only when it is used
+
     nodes: list[fx.Node] = []
     fx.map_arg(args, nodes.append)
     results: list[Any] = []
 
     def compute(*tensors: torch.Tensor) -> list[torch.Tensor]:
         given = iter(tensors)
-        results.append(function(*fx.map_arg(args, lambda node: next(given))))
+        results.append(function(*fx.map_arg(args, lambda node: next(given))))  # pyright: ignore
         return pytree.tree_leaves(results[0])
 
     with fake_mode():
@@ -33,6 +40,6 @@ def inline(graph: fx.Graph, like: fx.Node, function: Callable[..., Any], *args: 
     for node in traced.graph.nodes:
         if node.op == "call_function":
             copies[node] = graph.node_copy(node, copies.__getitem__)
-            copies[node].meta = {"val": node.meta["val"], "custom": like.meta.get("custom", {})}
+            copies[node].meta = {"val": node.meta["val"], "custom": dict(annotated)}
     flat: Any = traced.graph.output_node().args[0]
     return pytree.tree_unflatten([copies[node] for node in flat], pytree.tree_structure(results[0]))
