@@ -98,6 +98,7 @@ def test_every_top_level_name_belongs_to_a_layer():
 PRIVATE = re.compile(r"torch\.(?:[a-z_]+\.)*_[a-zA-Z]|torch\.fx\.experimental")
 DOORS = {  # the modules that may import private names of PyTorch: one for each folder that needs any
     "capture": {"private"},
+    "compiler": {"private"},
     "data": {"torch_workers"},
     "engines": {"private", "private_tools"},  # the second for what must not bring the code generator along
     "ir": {"values", "inline"},

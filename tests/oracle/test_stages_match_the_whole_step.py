@@ -141,7 +141,7 @@ class Training(nn.Module):
 
 def options_for(strategy, stages, replicas=1):
     options = poptorch.Options().randomSeed(1).outputMode(poptorch.OutputMode.All).replicationFactor(replicas)
-    options.broadcastBuffers(False).runStages(stages)
+    options.broadcastBuffers(False).runStages(stages).runSideBySide(False)  # which rounds otherwise
     return options.setExecutionStrategy(strategy) if strategy is not None else options
 
 

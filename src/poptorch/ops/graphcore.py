@@ -9,6 +9,7 @@ import torch
 
 from poptorch.errors import AttributeValueError, nearest
 from poptorch.ops.attributes import Attributes
+from poptorch.ops.collectives import COLLECTIVES
 from poptorch.ops.custom import CustomOp, OpName, Tensors, always, register
 from poptorch.ops.small_floats import SmallFloat
 
@@ -82,5 +83,6 @@ def register_graphcore_ops() -> None:
         "L2Distance": CustomOp(_distances(2.0), is_traced=always),
         "SimulatedQuant": CustomOp(_simulate, _simulate_backward, is_traced=always),
     }
+    known.update({name: CustomOp(*functions, is_traced=always) for name, functions in COLLECTIVES.items()})
     for name, op in known.items():
         register(OpName("ai.graphcore", name, 1), op)
