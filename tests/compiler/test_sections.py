@@ -146,7 +146,7 @@ def test_ipus_come_in_powers_of_two_if_hardware_is_asked_for():
 
 def test_a_process_has_64_ipus():
     with pytest.raises(poptorch.Error, match=r"Too many IPUs requested \(128\)"):
-        infer(on_ipus(0, 1), iterations=2, replicationFactor=64)
+        infer(on_ipus(0, 1), iterations=2, replicationFactor=64, connectionType=poptorch.ConnectionType.OnDemand)
 
 
 def test_every_replica_has_its_own_ipus():

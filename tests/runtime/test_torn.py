@@ -7,7 +7,7 @@ import torch
 
 import poptorch
 from models import Regression
-from poptorch.engines import inductor
+from poptorch.engines import native
 
 
 def test_a_failure_in_the_middle_of_an_update_is_told_and_remembered(monkeypatch):
@@ -21,7 +21,7 @@ def test_a_failure_in_the_middle_of_an_update_is_told_and_remembered(monkeypatch
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(inductor, "_to_handles", fail)
+        patched.setattr(native, "to_handles", fail)
         with pytest.raises(poptorch.Error, match=r"middle of a weight update(?s:.*)reason: out of memory"):
             training(*batch)
     with pytest.raises(poptorch.Error, match=r"middle of a weight update(?s:.*)load_state_dict"):

@@ -93,19 +93,19 @@ class Watch(TorchDispatchMode):
                 result = _STATIC_FORMS[func](self, args, kwargs, line)
                 if result is not None:
                     return None if result is _NO_RESULT else result
-            if torch.Tag.nondeterministic_seeded in func.tags:
-                return self._draw(func, args, kwargs)
-            check_in_place(func, args)
-            if not self._has_values and may_be_refused(func, args):
-                raise ValuesNeeded
+            draws = torch.Tag.nondeterministic_seeded in func.tags
+            if not draws:
+                check_in_place(func, args)
+                if not self._has_values and may_be_refused(func, args):
+                    raise ValuesNeeded
             try:
-                return func(*args, **kwargs)
+                return self._draw(func, args, kwargs) if draws else func(*args, **kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 self._refuse_in_body(f"the result of {func.name()} depends on values that Python has to know", line)
                 raise ValuesNeeded from error
             except RuntimeError as error:
                 if not self._has_values:
-                    _try_with_zeros(func, args, kwargs)
+                    _try_with_plain_values(func, args, kwargs)
                     raise ValuesNeeded(f"{func} does more than its description says") from error
                 raise
 
@@ -300,15 +300,24 @@ class Watch(TorchDispatchMode):
             logger.warning("%s", warning)
 
 
-def _try_with_zeros(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run an op whose description in Python has refused its operands; raises what the op itself has to say to them."""
+def _try_with_plain_values(func: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Run an op whose description in Python has refused its operands; raises what the op itself has to say to them.
 
-    def zeros(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(tensor.shape, dtype=tensor.dtype)
-
+    It is given zeros and, if it does not take those, ones: what is a size or a limit must not be zero.
+    """
     with disable_current_modes(), torch.no_grad():
-        plain = pytree.tree_map_only(torch.Tensor, zeros, (args, kwargs))
-        func(*plain[0], **plain[1])
+        for value in (0, 1):
+            plain = pytree.tree_map_only(
+                torch.Tensor, lambda t, value=value: torch.full(t.shape, value, dtype=t.dtype), (args, kwargs)
+            )
+            plain = pytree.tree_map_only(torch.Generator, torch.Generator.clone_state, plain)
+            try:
+                func(*plain[0], **plain[1])
+            except RuntimeError:
+                if value:
+                    raise
+            else:
+                return
 
 
 # PyTorch describes these in Python, and does not let them have a generator there.

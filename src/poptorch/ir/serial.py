@@ -265,9 +265,7 @@ def op_named(name: str) -> Callable[..., Any]:
 
 
 _OF_PYTORCH = frozenset({"aten", "prims", "prim", "mkldnn", "mkl", "inductor", "quantized", "poptorch"})
-_REFUSED = frozenset(
-    {"aten::from_file", "poptorch::draw", "poptorch::draw_two", "poptorch::host_call"}
-)  # files, or code named by text
+_REFUSED = frozenset({"aten::from_file", "poptorch::draw", "poptorch::draw_two"})  # files, or ops named by text
 
 
 def _is_computation(op: Op[..., Any]) -> bool:

@@ -27,13 +27,9 @@ def check_broadcast(settings: Settings, module: nn.Module, executable: Executabl
     """
     if not settings.placement.broadcasts_buffers or executable.batching.replicas == 1:
         return
-    for spec in executable.state:
-        owner = module.get_submodule(spec.name.rpartition(".")[0])
-        if (
-            spec.role is Role.BUFFER
-            and spec.name in executable.written_by_steps
-            and not hasattr(owner, "track_running_stats")
-        ):
+    written = executable.written_by_steps
+    for spec in [spec for spec in executable.state if spec.role is Role.BUFFER and spec.name in written]:
+        if not hasattr(module.get_submodule(spec.name.rpartition(".")[0]), "track_running_stats"):
             raise Error(
                 explain(
                     f"forward changes the buffer {spec.name}, and each of the {executable.batching.replicas} replicas "
