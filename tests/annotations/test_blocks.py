@@ -320,3 +320,48 @@ def test_backward_and_update_follow_their_layers():
     notes = [note_of(node) for node in training._executable.step.graph.ops.nodes if node.op == "call_function"]
     backward = {note.placement.ipu for note in notes if note.phase is Phase.BACKWARD and note.placement is not None}
     assert backward == {0, 1}
+
+
+def test_a_wrapped_model_with_decorated_methods_can_be_saved(tmp_path):
+    torch.save(poptorch.inferenceModel(Decorated()), tmp_path / "model.pt")
+    assert (tmp_path / "model.pt").stat().st_size > 0
+
+
+class Branches(nn.Module):
+    """A branch on each of two IPUs."""
+
+    def forward(self, condition, x, y):
+        with poptorch.Block("0", ipu_id=0):
+            x = poptorch.cond(condition, lambda x: x + 1, [x], lambda x: x - 1, [x])[0]
+        with poptorch.Block("1", ipu_id=1):
+            return poptorch.cond(condition, lambda x, y: x * y, [x, y], lambda x, y: x + y, [x, y])[0]
+
+
+@pytest.mark.parametrize("condition", [True, False])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        lambda: poptorch.ShardedExecution(),
+        lambda: poptorch.SerialPhasedExecution("0", "1"),
+        lambda: poptorch.ParallelPhasedExecution("0", "1"),
+    ],
+)
+def test_branches_may_be_on_several_ipus(condition, strategy):
+    options = poptorch.Options().autoRoundNumIPUs(True).setExecutionStrategy(strategy())
+    x, y = torch.full((2,), 3.0), torch.full((2,), 5.0)
+    found = poptorch.inferenceModel(Branches(), options)(torch.tensor([condition]), x, y)
+    assert torch.equal(found, (x + 1) * y if condition else (x - 1) + y)
+
+
+def test_loops_may_be_on_several_ipus():
+    class Loops(nn.Module):
+        def forward(self, x, y):
+            with poptorch.Block(ipu_id=0):
+                (x,) = poptorch.for_loop(5, lambda x: x + y, [x])
+            with poptorch.Block(ipu_id=1):
+                (x,) = poptorch.for_loop(5, lambda x: x + y, [x])
+                return x
+
+    options = poptorch.Options().setExecutionStrategy(poptorch.ShardedExecution())
+    x, y = torch.ones(2), torch.full((2,), 2.0)
+    assert torch.equal(poptorch.inferenceModel(Loops(), options)(x, y), x + 10 * y)
