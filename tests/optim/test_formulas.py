@@ -243,7 +243,7 @@ def test_types_of_the_state(kind, accum, first, second):
         first_order_momentum_accum_type=first,
         second_order_momentum_accum_type=second,
     )
-    training = poptorch.trainingModel(model, options(accumulation=2), optimizer)
+    training = poptorch.trainingModel(model, options(accumulation=2).runSideBySide(False), optimizer)
     before = model.w.detach().clone()
     training(torch.randn(2, 3))
     state = optimizer.state[model.w]

@@ -83,7 +83,7 @@ def compare(module: nn.Module, width: int, x: torch.Tensor, **tolerance: float) 
 
 RULES: dict[str, Callable[..., torch.Tensor]] = {
     "linear": lambda x, w, v: F.linear(x, w, v[:4]),
-    "linear of sequences": lambda x, w, v: F.linear(x.view(-1, 2, 6), w),
+    "linear of sequences": lambda x, w, v: F.linear(x.view(-1, 1, 6).expand(-1, 2, 6), w),
     "weights times rows": lambda x, w, v: w @ x.t(),
     "products of rows": lambda x, w, v: x @ x.t(),
     "batches of products": lambda x, w, v: x.view(-1, 2, 3) @ x.view(-1, 3, 2),
