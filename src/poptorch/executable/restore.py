@@ -26,7 +26,7 @@ from poptorch.executable.schedule import Commit, Run, Schedule
 from poptorch.executable.state import GroupBinding, Grouping, StateBinding
 from poptorch.executable.timeline import Task, Timeline
 from poptorch.ir import Guard, InputSpec, OutputSpec, Role, SourceLine, StepGraph, verify
-from poptorch.ir.ops import has_effect
+from poptorch.ir.ops import takes_turns
 from poptorch.ir.ranges import Range
 from poptorch.ir.serial import FormatError, graph_from, line_from
 from poptorch.structure import Leaf, Structure, map_leaves, structure_from
@@ -180,7 +180,7 @@ def _check(executable: Executable) -> None:
         "an unknown program": not {run.program for run in schedule.runs} <= names,
         "an unknown update": not updates <= names,
         "calls of functions, which no file may make": any(
-            has_effect(node) for program in executable.programs for node in program.graph.ops.nodes
+            takes_turns(node) for program in executable.programs for node in program.graph.ops.nodes
         ),
         "no replicas": batching.replicas < 1 or batching.device_iterations < 1 or batching.micro_batches_per_update < 1,
         "an unknown replica": any(not 0 <= run.replica < batching.replicas for run in schedule.runs),
