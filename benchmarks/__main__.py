@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import loading, report, single, trainer
 from benchmarks.measure import Comparison, Effort, WorkerError, compare_inference, compare_training
 from benchmarks.peers import has_jax
@@ -64,6 +66,18 @@ class Bench:
         found = [row for w in small for row in self._try(w.name, lambda w=w: single.side_by_side(w, 2.0)) or []]
         return found, report.side_by_side_table(found)
 
+    def placement(self) -> Result:
+        """Stages on threads, replicas folded and recomputation, whatever the workloads."""
+        found = self._try("placement", lambda: single.placements(seconds=3.0 if self.quick else 9.0)) or []
+        return found, report.placement_table(found)
+
+    def half(self) -> Result:
+        """Training in float16 against float32."""
+        wide = [w for w in self.workloads if w.dtype is torch.float32]
+        rounds = 5 if self.quick else 9
+        found = [cost for w in wide if (cost := self._try(w.name, lambda w=w: single.half_cost(w, rounds)))]
+        return found, report.half_table(found)
+
     def compile(self) -> Result:
         """Time to compile, with an empty and a filled cache."""
         times = [self._try(w.name, lambda w=w: single.compile_times(w)) or [] for w in self.few]
@@ -113,7 +127,19 @@ class Bench:
             return None
 
 
-KINDS = ("train", "infer", "call", "update", "micro_batches", "compile", "memory", "data", "lightning")
+KINDS = (
+    "train",
+    "infer",
+    "call",
+    "update",
+    "micro_batches",
+    "placement",
+    "half",
+    "compile",
+    "memory",
+    "data",
+    "lightning",
+)
 
 
 def main() -> int:

@@ -110,12 +110,12 @@ def infer_compile(workload: Workload, size: int, **inductor_options: Any) -> Run
 # ---- poptorch
 
 
-def train_poptorch(workload: Workload, device_iterations: int = 1) -> Runner:
-    """`poptorch.trainingModel` on the inductor engine; several batches per call if asked to."""
+def train_poptorch(workload: Workload, device_iterations: int = 1, engine: str = "inductor") -> Runner:
+    """`poptorch.trainingModel`; several batches per call if asked to."""
     import poptorch
 
     model = workload.training_model().train()
-    options = poptorch.Options().engine("inductor").deviceIterations(device_iterations)
+    options = poptorch.Options().engine(engine).deviceIterations(device_iterations)
     optimizer = workload.optimizer(model)
     executor = poptorch.trainingModel(model, options, optimizer)
     batches = workload.batches(POOL)

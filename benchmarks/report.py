@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks.loading import Overlap, Throughput
 from benchmarks.measure import Comparison
-from benchmarks.single import CallCost, CompileTime, Memory, SideBySide, UpdateCost
+from benchmarks.single import CallCost, CompileTime, HalfCost, Memory, Placed, SideBySide, UpdateCost
 from benchmarks.trainer import TrainerCost, TrainerSpeed
 
 
@@ -88,6 +88,25 @@ def update_cost_table(costs: Sequence[UpdateCost]) -> str:
     return table("One AdamW update of 100 matrices and 100 vectors, against torch's fused kernel", columns, rows)
 
 
+def placement_table(rows: Sequence[Placed]) -> str:
+    return table(
+        "A step in parts against the plain step",
+        ("kind", "plain us", "in parts us", "time", "plain MiB", "in parts MiB", "peak memory"),
+        [
+            (
+                row.kind,
+                f"{row.plain_us:.0f}",
+                f"{row.other_us:.0f}",
+                f"{row.other_us / row.plain_us:.2f} x",
+                f"{row.plain_mib:.1f}",
+                f"{row.other_mib:.1f}",
+                f"{row.other_mib / row.plain_mib:.2f} x",
+            )
+            for row in rows
+        ],
+    )
+
+
 def side_by_side_table(rows: Sequence[SideBySide]) -> str:
     return table(
         "Four micro-batches for an update: microseconds per call",
@@ -153,6 +172,22 @@ def memory_table(memories: Sequence[Memory]) -> str:
         "in which poptorch compiles with a filled cache, count too",
     ]
     return table("Peak memory of training, MiB", columns, rows, notes)
+
+
+def half_table(costs: Sequence[HalfCost]) -> str:
+    """Microseconds per step, and how many times those of float32."""
+    rows = [
+        [
+            c.workload,
+            *(f"{value:.0f}" for value in (c.float_us, c.half_us, c.mixed_us)),
+            *(f"{ratio:.2f}" for ratio in c.ratios),
+            f"{c.goal:.1f}",
+            _mark(max(c.ratios) <= c.goal),
+        ]
+        for c in costs
+    ]
+    columns = ["workload", "float32 us", "half() us", "mixed us", "half / float32", "mixed / float32", "goal <", ""]
+    return table("Half precision: a training step against float32", columns, rows)
 
 
 def _mark(is_reached: bool) -> str:

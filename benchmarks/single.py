@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.measure import Worker
+from benchmarks.placement import KINDS
 from benchmarks.workloads import Workload
 
 
@@ -78,6 +79,26 @@ class SideBySide:
         return self.apart_us / self.together_us
 
 
+@dataclass(frozen=True)
+class HalfCost:
+    """A training step in float32, of the model's half(), and of float32 weights with float16 activations."""
+
+    workload: str
+    float_us: float
+    half_us: float
+    mixed_us: float
+    goal: float = 1.3  # at most so many times the step in float32
+
+    @property
+    def ratios(self) -> tuple[float, float]:
+        return self.half_us / self.float_us, self.mixed_us / self.float_us
+
+
+def half_cost(workload: Workload, rounds: int) -> HalfCost:
+    with Worker() as worker:
+        return HalfCost(workload.name, **worker.ask(op="task", name="half_cost", workload=workload.name, rounds=rounds))
+
+
 def side_by_side(workload: Workload, seconds: float, rows: int = 16) -> list[SideBySide]:
     """Four micro-batches for an update, by accumulation and by replicas."""
     found: list[SideBySide] = []
@@ -86,6 +107,25 @@ def side_by_side(workload: Workload, seconds: float, rows: int = 16) -> list[Sid
         with Worker() as worker:
             answer = worker.ask(op="task", name="side_by_side", workload=workload.name, seconds=seconds, **shape)
         found.append(SideBySide(workload.name, **shape, **answer))
+    return found
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A step that runs in parts against the plain one."""
+
+    kind: str
+    plain_us: float
+    other_us: float
+    plain_mib: float
+    other_mib: float
+
+
+def placements(seconds: float) -> list[Placed]:
+    found: list[Placed] = []
+    for kind in KINDS:
+        with Worker({"MALLOC_ARENA_MAX": "1"}) as worker:  # else what threads have freed counts as in use
+            found.append(Placed(kind, **worker.ask(op="task", name="placement", kind=kind, seconds=seconds)))
     return found
 
 

@@ -6,17 +6,18 @@ Each task takes and returns plain JSON values.
 from __future__ import annotations
 
 import cProfile
-import ctypes
-import gc
 import importlib
 import pstats
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.half import half_cost
 from benchmarks.micro_batches import side_by_side
+from benchmarks.placement import placement
+from benchmarks.resident import reset_peak, status, trimmed_rss
+from benchmarks.timing import interleaved
 from benchmarks.updates import update_cost
 from benchmarks.workloads import TINY, WORKLOADS
 
@@ -40,7 +41,7 @@ def call_cost(device_iterations: int, calls: int) -> dict[str, Any]:
     def call() -> None:
         executor(*batch)
 
-    call_us, kernel_us = _interleaved((call, kernel), (max(calls // device_iterations, 20), calls))
+    call_us, kernel_us = interleaved((call, kernel), (max(calls // device_iterations, 20), calls))
     step_us = call_us / device_iterations
     return {
         "step_us": step_us,
@@ -55,24 +56,10 @@ def kernel_of(executor: Any, tensors: list[Any]) -> Callable[[], Any]:
 
     The only place that knows poptorch's private names.
     """
-    run = executor._session._bound.steps[0]
+    run = executor._session._bound.actions[0][1][0]
     (code,) = run._codes
     arguments = [*run._first, *tensors]
     return lambda: code.function(arguments.copy())  # the kernel empties the list it is given
-
-
-def _interleaved(functions: tuple[Callable[[], Any], ...], counts: tuple[int, ...], rounds: int = 9) -> list[float]:
-    """What each function takes when nothing disturbs it, in microseconds: the median of the quietest round."""
-    medians: list[list[float]] = [[] for _ in functions]
-    for _ in range(rounds):
-        for function, count, found in zip(functions, counts, medians, strict=True):
-            times: list[float] = []
-            for _ in range(count):
-                start = time.perf_counter()
-                function()
-                times.append(time.perf_counter() - start)
-            found.append(statistics.median(times) * 1e6)
-    return [min(found) for found in medians]
 
 
 def _profile(call: Callable[[], Any], calls: int, steps_per_call: int) -> list[dict[str, Any]]:
@@ -133,35 +120,17 @@ def peak_memory(peer: str, workload: str, steps: int) -> dict[str, Any]:
     for call in range(3):
         train(TINY).run(call)
     runner = train(WORKLOADS[workload])
-    base = _trimmed_rss()
-    _reset_peak()
+    base = trimmed_rss()
+    reset_peak()
     for call in range(3):
         runner.run(call)
-    first_peak = _status("VmHWM")
-    _trimmed_rss()
-    _reset_peak()
+    first_peak = status("VmHWM")
+    trimmed_rss()
+    reset_peak()
     for call in range(3, 3 + steps):
         runner.run(call)
-    peak = _status("VmHWM")
+    peak = status("VmHWM")
     return {"steps_mib": (peak - base) / 1024, "process_mib": (max(first_peak, peak) - base) / 1024}
-
-
-def _trimmed_rss() -> int:
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return _status("VmRSS")
-
-
-def _reset_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _status(field: str) -> int:
-    """A field of /proc/self/status in KiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1])
-    raise KeyError(field)
 
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -170,4 +139,6 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "peak_memory": peak_memory,
     "update_cost": update_cost,
     "side_by_side": side_by_side,
+    "placement": placement,
+    "half_cost": half_cost,
 }

@@ -212,6 +212,7 @@ class Workload:
     infers: bool = True
     convolves: bool = False
     dtype: torch.dtype = torch.float32
+    fed: torch.dtype | None = None  # the type of the batches, if it is not that of the weights
 
     def network(self) -> nn.Module:
         """The network with its initial weights, always the same."""
@@ -228,7 +229,8 @@ class Workload:
         """The first batches of an endless sequence that never changes."""
         generator = torch.Generator().manual_seed(4321)
         batches = (self.batch_factory(size or self.batch_size, generator) for _ in range(count))
-        return [(x.to(self.dtype) if x.is_floating_point() else x, y) for x, y in batches]
+        dtype = self.fed or self.dtype
+        return [(x.to(dtype) if x.is_floating_point() else x, y) for x, y in batches]
 
 
 WORKLOADS: dict[str, Workload] = {

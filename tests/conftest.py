@@ -19,6 +19,10 @@ def pytest_configure(config: pytest.Config) -> None:
     own_state = tempfile.TemporaryDirectory(prefix="poptorch-state-")
     config.add_cleanup(own_state.cleanup)
     os.environ["XDG_STATE_HOME"] = os.environ["XDG_CACHE_HOME"] = own_state.name  # never the folders of the user
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # headers are compiled once for all processes of a run
+        machine = tempfile.TemporaryDirectory(prefix="poptorch-machine-")
+        config.add_cleanup(machine.cleanup)
+        os.environ["POPTORCH_MACHINE_DIR"] = machine.name
     os.environ["POPTORCH_CACHE"] = "0"  # tests compile what they are about; those of the cache switch it on
     os.environ["POPTORCH_ENGINE"] = "eager"  # unless a test asks for another: compiling takes seconds
     os.environ["POPTORCH_FALLBACK"] = "0"  # the eager engine must not hide what the inductor engine cannot do
@@ -36,12 +40,15 @@ def programs():
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="repeat the tests of failing data loaders 100 times, not 5")
+    parser.addoption("--long", action="store_true", help="everything, and faults and interrupts many times")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests first, so that no core waits for another at the end."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    for item in items:
+        if item.get_closest_marker("only_long") and not item.config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="takes long; runs with --long"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

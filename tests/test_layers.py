@@ -22,6 +22,7 @@ LEAVES = {
     "interrupts",
     "late_imports",
     "profiling",
+    "progress",
 }  # open to all
 LEAF_IMPORTS = {
     "autocasting": {"errors"},
@@ -37,7 +38,8 @@ MAY_IMPORT = {
     "structure": set(),
     "ir": set(),
     "ipu": {"ir"},
-    "options": {"ipu"},
+    "processes": set(),
+    "options": {"ipu", "processes"},
     "optim": set(),
     "ops": {"ir"},
     "capture": {"structure", "ir", "options", "optim", "ops"},
@@ -45,7 +47,7 @@ MAY_IMPORT = {
     "executable": {"structure", "ir"},
     "compiler": {"structure", "ir", "options", "executable", "ipu"},
     "engines": {"ir", "executable"},
-    "runtime": {"ir", "executable", "engines"},
+    "runtime": {"ir", "executable", "engines", "processes"},
     "store": {"ir", "executable", "engines"},
     "report": {"executable", "runtime"},
     "data": {"structure", "options"},
@@ -104,6 +106,7 @@ DOORS = {  # the modules that may import private names of PyTorch: one for each 
     "ir": {"values", "inline"},
     "ops": {"private"},
     "optim": {"host_step"},
+    "processes": {"private"},
 }
 
 

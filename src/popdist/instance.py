@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import poptorch
+from poptorch.processes import connect, find_place, is_meeting_known
 
 T = TypeVar("T")
 
@@ -60,13 +61,18 @@ class Instance:
 
 
 def read_instance() -> Instance:
-    """The instance that the environment describes."""
+    """The instance that the environment describes.
+
+    `poprun` says how many replicas there are, and torchrun, which it calls, which of the processes this one is.
+    """
+    place = find_place()
+    local_replicas = _integer(LOCAL_REPLICAS, 1)
     return Instance(
-        total_replicas=_integer(TOTAL_REPLICAS, 1),
-        local_replicas=_integer(LOCAL_REPLICAS, 1),
+        total_replicas=_integer(TOTAL_REPLICAS, place.count * max(1, local_replicas)),
+        local_replicas=local_replicas,
         ipus_per_replica=_integer(IPUS_PER_REPLICA, 1),
-        replica_offset=_integer(REPLICA_OFFSET, 0),
-        local_index=_integer(LOCAL_INDEX, 0),
+        replica_offset=_integer(REPLICA_OFFSET, place.index * local_replicas),
+        local_index=_integer(LOCAL_INDEX, place.local_index),
     )
 
 
@@ -84,8 +90,13 @@ def isPopdistEnvSet() -> bool:
 
 
 def init() -> None:
-    """Check what the environment says about this instance; call it before anything else."""
-    read_instance()
+    """Check what the environment says about this instance, and join the others if it says where they are.
+
+    Call it before anything else. A model that is trained joins the others by itself.
+    """
+    instance = read_instance()
+    if instance.count > 1 and is_meeting_known():
+        connect(instance.index, instance.count)
 
 
 def getNumInstances() -> int:

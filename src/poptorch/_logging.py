@@ -80,7 +80,17 @@ class _RepeatLimit(logging.Filter):
         return self._seen[record.getMessage()] == self._limit + 1
 
 
+class _OneProcess(logging.Filter):
+    """Shows what process 0 of a program logs, and the errors of all: most lines are the same everywhere."""
+
+    index = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return self.index == 0 or record.levelno >= logging.ERROR or environment.LOG_ALL_PROCESSES.flag()
+
+
 _repeats = _RepeatLimit()
+_process = _OneProcess()
 
 
 class _Formatter(logging.Formatter):
@@ -93,7 +103,8 @@ class _Formatter(logging.Formatter):
             level = f"{_COLOURS[record.levelno]}{level}{_NO_COLOUR}"
         if _repeats.is_exceeded(record):
             text = f"suppressed from now on: {text}"
-        line = f"[{time}.{int(record.msecs):03d}] [{record.name}] [{level}] {text}"
+        name = f"[{record.name}]" if _process.index == 0 else f"[{record.name}] [process {_process.index}]"
+        line = f"[{time}.{int(record.msecs):03d}] {name} [{level}] {text}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -119,6 +130,11 @@ def setPopartLogLevel(level: str) -> None:
     if not isinstance(level, str) or level not in _LEVELS:
         raise ValueError(f"Level must be one of {_NAMES}, not {level!r}")
     logging.getLogger("popart").setLevel(_LEVELS[level])
+
+
+def log_as_process(index: int) -> None:
+    """Log as this process of a program: all but the first show errors only, unless the environment asks for more."""
+    _process.index = index
 
 
 def limit_repeats(limit: int) -> None:
@@ -156,6 +172,7 @@ def configure() -> None:
     if not logger.handlers:
         handler = _handler(environment.LOG_DEST.read())
         handler.setFormatter(_Formatter())
+        handler.addFilter(_process)
         handler.addFilter(_repeats)
         logger.addHandler(handler)
         if isinstance(handler, logging.FileHandler):

@@ -37,9 +37,25 @@ class Variable:
         return self.integer() != 0
 
 
-ENGINE = Variable("POPTORCH_ENGINE", "", "engine to use, `inductor` or `eager`; Options.engine wins over it")
+ENGINE = Variable("POPTORCH_ENGINE", "", "engine to use: `inductor`, `eager` or `tiered`; Options.engine wins over it")
 FALLBACK = Variable(
     "POPTORCH_FALLBACK", "1", "0 makes it an error if Inductor cannot compile a program, which else runs on `eager`"
+)
+COMPILE_THREADS = Variable(
+    "POPTORCH_COMPILE_THREADS", "", "how many C++ compilers run at the same time; by default one for each processor"
+)
+COMPILE_MEMORY = Variable(
+    "POPTORCH_COMPILE_MEMORY", "1024", "megabytes that must be free before a second C++ compiler is started"
+)
+MACHINE_DIR = Variable(
+    "POPTORCH_MACHINE_DIR",
+    "",
+    "folder for headers that are compiled once per machine; by default in that of the platform for caches",
+)
+ALIKE_LAYERS = Variable(
+    "POPTORCH_ALIKE_LAYERS",
+    "6",
+    "how many equal layers a model must have for native code to be compiled once for all; 0: never",
 )
 DUMP = Variable("POPTORCH_DUMP", "", "folder that receives the graph after each pass, one text file per pass")
 EXPORT_PROTO_FILE = Variable(
@@ -54,8 +70,14 @@ DATA_TIMEOUT = Variable(
     "seconds that a loader waits for one batch; by default it gives up after 7 s in which its workers do nothing, "
     "and after an hour if they are busy; the argument `timeout` of a loader wins over it",
 )
+TIMEOUT = Variable(
+    "POPTORCH_TIMEOUT", "60", "seconds that a process of a program waits for the others before it says who is missing"
+)
 
 LOG_LEVEL = Variable("POPTORCH_LOG_LEVEL", "WARN", "TRACE, DEBUG, INFO, WARN, ERR or OFF (also 0-4 and 6)")
+LOG_ALL_PROCESSES = Variable(
+    "POPTORCH_LOG_ALL_PROCESSES", "0", "1 shows what all processes of a program log; by default process 0, and errors"
+)
 LOG_DEST = Variable("POPTORCH_LOG_DEST", "stderr", "where log lines go: `stderr`, `stdout`, or the name of a file")
 
 NUM_IPUS = Variable("POPTORCH_NUM_IPUS", "64", "how many IPUs are emulated; 0 for a machine without any")
@@ -88,3 +110,8 @@ POPLAR_ENGINE_OPTIONS = Variable("POPLAR_ENGINE_OPTIONS", "", "engine options as
 FAULT = Variable("POPTORCH_FAULT", "", "makes a call fail, to test recovery: `recoverable`, `unrecoverable@3`, …")
 
 VARIABLES: tuple[Variable, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Variable))
+
+
+def restarts() -> int:
+    """How often torchrun has started this program again after a failure."""
+    return Variable("TORCHELASTIC_RESTART_COUNT", "0", "set by torchrun").integer()

@@ -197,6 +197,14 @@ class EngineError(Error):
     """The compiled program could not be built or failed while it ran."""
 
 
+class ProcessError(Error, RuntimeError):
+    """Another process of the program failed, stopped answering, or runs another program; `rank` says which."""
+
+    def __init__(self, message: str, *, rank: int | None = None, **more: Any) -> None:
+        self.rank = rank
+        super().__init__(message, **more)
+
+
 class FileError(Error):
     """A file of a compiled model cannot be read, or not be written."""
 

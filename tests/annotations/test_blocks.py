@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch.ir import Phase, note_of
+from poptorch.ir import Direction, note_of
 
 
 class Stack(nn.Module):
@@ -69,7 +69,7 @@ def placements(inference, op="mul"):
     graph = inference._executable.step.graph
     nodes = [node for node in graph.ops.nodes if node.op == "call_function" and op in str(node.target)]
     notes = [note_of(node) for node in nodes]
-    return [(note.placement.ipu, note.placement.stage) for note in notes if note.phase is Phase.FORWARD]
+    return [(note.placement.ipu, note.placement.stage) for note in notes if note.direction is Direction.FORWARD]
 
 
 AUTO = poptorch.AutoStage.AutoIncrement
@@ -318,7 +318,9 @@ def test_backward_and_update_follow_their_layers():
     training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
     training(torch.ones(3, 4))
     notes = [note_of(node) for node in training._executable.step.graph.ops.nodes if node.op == "call_function"]
-    backward = {note.placement.ipu for note in notes if note.phase is Phase.BACKWARD and note.placement is not None}
+    backward = {
+        note.placement.ipu for note in notes if note.direction is Direction.BACKWARD and note.placement is not None
+    }
     assert backward == {0, 1}
 
 

@@ -136,6 +136,36 @@ def test_values_and_gradients_are_printed_in_order_for_every_micro_batch_and_rep
     assert titles(printed(capfd)) == ['say "it"', "loss", 'say "it"_gradient'] * 8
 
 
+def say(value, title):
+    return poptorch.ipu_print_tensor(value.sum(), title)
+
+
+@pytest.mark.inductor
+def test_loops_and_branches_print_in_their_place(engine, capfd):
+    """Nothing here needs the result of anything else, so that only the order of the program decides."""
+
+    def forward(x):
+        before = say(x + 1, "before")
+        (looped,) = poptorch.for_loop(2, lambda y: y + say(y, 'in a "loop"') + 0 * say(x.sin(), "with another"), [x])
+        between = say(x.exp(), "between")
+        (chosen,) = poptorch.cond(x[0] > 0, lambda y: say(y, "yes"), [x], lambda y: say(y, "no"), [x])
+        return say(x.sin(), "after"), chosen, between, looped, before
+
+    infer(forward, torch.ones(2), engine=engine)
+    rounds = ['in a "loop"', "with another"] * 2
+    assert titles(printed(capfd)) == ["before", *rounds, "between", "yes", "after"]
+
+
+@pytest.mark.inductor
+def test_a_loop_in_a_loop_prints_the_values_of_every_round(engine, capfd):
+    def outer(y):
+        return poptorch.for_loop(2, lambda z: poptorch.ipu_print_tensor(z + 1, "inner"), [say(y, "outer").reshape(1)])
+
+    infer(lambda x: poptorch.for_loop(2, outer, [x]), torch.ones(1), engine=engine)
+    first, second = ["outer: 1.000", "inner: (2.000)", "inner: (3.000)"], ["outer: 3.000"]
+    assert printed(capfd).splitlines() == first + second + ["inner: (4.000)", "inner: (5.000)"]
+
+
 @pytest.mark.parametrize(
     ("title", "expected"),
     [("", ["fc/MatMul:0", "loss", "Gradient___fc/MatMul:0"]), ("y", ["y", "loss", "y_gradient"])],

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 import poptorch
+from measuring import peak_nbytes
 from models import Apply
 from poptorch.ir import hint_of
 
@@ -211,18 +211,6 @@ class Batches(nn.Module):
 
 def test_gradients_of_batches_of_products():
     assert_trains_like_pytorch(Batches(), "eager")
-
-
-def peak_nbytes(call):
-    """The most memory that tensors take at a time during a call, beside what there was before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as observed:
-        call()
-    events = [event for event in observed.profiler.kineto_results.events() if event.name() == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
 
 
 @pytest.mark.inductor

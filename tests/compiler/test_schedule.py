@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poptorch.compiler.schedule import plan_schedule
+from poptorch.compiler.schedule import plan_schedule, with_reduction
 from poptorch.enums import OutputMode
-from poptorch.executable import Commit
-from poptorch.options import BatchPlan
+from poptorch.executable import Commit, Reduce
+from poptorch.options import BatchPlan, ProcessSettings
 
 counts = st.integers(1, 5)
 
@@ -39,3 +40,15 @@ def test_what_need_not_wait_commits_by_itself():
     assert [str(instruction) for instruction in schedule.instructions] == ["step 0"]
     assert schedule.runs[0].commits
     assert schedule.rounds == 4
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_gradients_are_reduced_once_for_each_update_between_the_last_run_and_the_commit(is_wide):
+    alone = plan_schedule("step", ("update",), plan(3, 2, 2), waits=True, is_wide=is_wide)
+    schedule = with_reduction(alone, ("a", "b"), ProcessSettings(1, 4, in_order=True), averages=True)
+    *runs, reduce, commit = schedule.instructions
+    assert tuple(runs) == alone.runs
+    assert isinstance(commit, Commit)
+    assert reduce == schedule.reduction == Reduce(("a", "b"), 4, commit.ipus, commit.slot - 1, True, True)
+    assert (schedule.rounds, schedule.micro_batches) == (alone.rounds, alone.micro_batches)
+    assert "reduce 2 over 4 processes in order" in str(schedule)

@@ -44,6 +44,14 @@ def test_without_a_compiler_eager_runs_and_one_warning_says_what_to_do(monkeypat
     assert poptorch.inferenceModel(Scale(2.0))(torch.ones(1)).item() == 2
 
 
+def test_tiers_are_asked_for_by_the_environment_or_the_options(monkeypatch):
+    monkeypatch.setattr(toolchain, "missing", lambda: None)
+    assert engine_of(poptorch.Options().engine("tiered")) == "tiered"
+    monkeypatch.setenv("POPTORCH_ENGINE", "tiered")
+    assert engine_of() == "tiered"
+    assert engine_of(poptorch.Options().engine("eager")) == "eager"
+
+
 def test_without_a_compiler_native_code_cannot_be_asked_for(monkeypatch):
     monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
     with pytest.raises(poptorch.Error, match=r"no C\+\+ compiler was found(.|\n)*install g\+\+(.|\n)*eager"):
@@ -167,7 +175,7 @@ def test_options_win_over_the_environment(monkeypatch):
 
 def test_unknown_engine_in_the_environment(monkeypatch):
     monkeypatch.setenv("POPTORCH_ENGINE", "fast")
-    with pytest.raises(poptorch.Error, match=r"POPTORCH_ENGINE is 'fast'.*'inductor' and 'eager'"):
+    with pytest.raises(poptorch.Error, match=r"POPTORCH_ENGINE is 'fast'.*'inductor', 'eager', 'tiered'"):
         engine_of()
 
 

@@ -17,7 +17,7 @@ from poptorch.engines import private
 from poptorch.engines.code import to_handles, to_tensors
 from poptorch.engines.codegen import generate
 from poptorch.engines.private_tools import build_command, cache_folder
-from poptorch.ir import GraphBuilder, InputSpec, Note, OutputRole, OutputSpec, Phase, Role
+from poptorch.ir import Direction, GraphBuilder, InputSpec, Note, OutputRole, OutputSpec, Role
 
 aten = torch.ops.aten
 
@@ -26,7 +26,9 @@ def doubling():
     """A graph that doubles its only input."""
     builder = GraphBuilder()
     x = builder.input(InputSpec.of("x", Role.USER_INPUT, torch.ones(8)))
-    builder.output(OutputSpec("y", OutputRole.USER_OUTPUT), builder.call(Note(Phase.FORWARD), aten.mul.Tensor, x, 2.0))
+    builder.output(
+        OutputSpec("y", OutputRole.USER_OUTPUT), builder.call(Note(Direction.FORWARD), aten.mul.Tensor, x, 2.0)
+    )
     return builder.build("doubling")
 
 
@@ -58,6 +60,13 @@ def ops_taken_apart():
     private.joint_graph_passes(traced)
 
 
+def ops_that_stay_calls():
+    """Inductor's table of what it generates code for takes calls of PyTorch for the rest."""
+    op = aten._linalg_eigh.default
+    private.make_fallback(op, private.tag_to_layout_constraint(private.get_layout_constraint_tag(op)), warn=False)
+    assert op in private.lowerings
+
+
 def strides_are_forced():
     x = torch.ones(2, 3).t()
     assert private.inductor_prims.force_stride_order(x, (2, 1)).stride() == (2, 1)
@@ -75,8 +84,37 @@ def notes_and_trees():
     assert private.pytree.tree_leaves([1, (2,)]) == [1, 2]
 
 
+def vectors_are_chosen():
+    assert private.pick_vec_isa() in [*private.valid_vec_isa_list(), private.invalid_vec_isa]
+    assert set(map(str, private.valid_vec_isa_list())) <= set(map(str, private.supported_vec_isa_list))
+
+
+def commands_of_the_compiler():
+    option = private.CppTorchDeviceOptions(
+        device_type="cpu", include_pytorch=True, shared=True, vec_isa=private.invalid_vec_isa, compile_only=True
+    )
+    line = shlex.split(private.CppBuilder(name="OUT", sources="IN", BuildOption=option).get_command_line())
+    assert line[line.index("-o") + 1] == "OUT.o"
+    assert "IN" in line
+    assert "-c" in line
+
+
+def the_class_that_writes_the_wrapper():
+    """A backend brings its own; ours has to be asked for kernels one by one, and for ops without a C function."""
+    private.init_backend_registration()
+    assert issubclass(private.device_codegens["cpu"].cpp_wrapper_codegen or object, private.CppWrapperCpu)
+    for name in ("define_kernel", "generate_fallback_kernel_with_runtime_lookup_boxed"):
+        assert callable(getattr(private.CppWrapperCpu, name))
+    assert callable(private.CppWrapperCodeCache.load_pybinding_async)
+    buffer = private.IndentedBuffer()
+    with buffer.indent():
+        buffer.writeline("x;")
+    assert buffer.getvalue() == "    x;\n"
+    assert isinstance(private.MutationOutput, type)
+
+
 def code_is_generated():
-    assert generate(doubling()).function([torch.arange(8.0)])[0].tolist() == [2.0 * i for i in range(8)]
+    assert generate(doubling())().function([torch.arange(8.0)])[0].tolist() == [2.0 * i for i in range(8)]
 
 
 CANARIES = {
@@ -84,9 +122,15 @@ CANARIES = {
     lengths_as_symbols: "FakeTensorMode ShapeEnv StatelessSymbolicContext DimDynamic ConstantSource",
     surroundings_of_a_compilation: "V TracingContext tracing config",
     ops_taken_apart: "select_decomp_table make_fx joint_graph_passes",
+    ops_that_stay_calls: "lowerings make_fallback tag_to_layout_constraint get_layout_constraint_tag",
     strides_are_forced: "inductor_prims",
     passes_over_loops: "CustomSchedulerPass OuterLoopFusedSchedulerNode get_hash_for_files",
     notes_and_trees: "fx_traceback pytree",
+    vectors_are_chosen: "pick_vec_isa valid_vec_isa_list invalid_vec_isa supported_vec_isa_list",
+    commands_of_the_compiler: "CppBuilder CppTorchDeviceOptions",
+    the_class_that_writes_the_wrapper: (
+        "device_codegens init_backend_registration CppWrapperCpu CppWrapperCodeCache IndentedBuffer MutationOutput"
+    ),
     code_is_generated: "compile_fx_inner",
 }
 
@@ -101,7 +145,7 @@ def test_every_private_name_has_a_canary():
 
 
 def test_native_code_is_called_without_pythons_wrapper():
-    code = generate(doubling())
+    code = generate(doubling())()
     assert code.native is not None, "Inductor's wrapper has changed: every call goes through Python again"
 
 

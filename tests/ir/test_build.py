@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from poptorch.ir import (
+    Direction,
     GraphBuilder,
     InputSpec,
     Note,
     OutputRole,
     OutputSpec,
-    Phase,
     Role,
     SourceLine,
     StepGraph,
@@ -20,7 +20,7 @@ from poptorch.ir import (
 )
 
 aten = torch.ops.aten
-NOTE = Note(Phase.FORWARD, SourceLine("model.py", 3, "forward"), "layer")
+NOTE = Note(Direction.FORWARD, SourceLine("model.py", 3, "forward"), "layer")
 
 
 def spec(name: str, role: Role, *shape: int, dtype: torch.dtype = torch.float32) -> InputSpec:

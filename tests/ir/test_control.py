@@ -13,12 +13,12 @@ import poptorch
 from poptorch.capture import Call
 from poptorch.capture.trace import trace_step
 from poptorch.ir import (
+    Direction,
     GraphBuilder,
     InputSpec,
     Note,
     OutputRole,
     OutputSpec,
-    Phase,
     Role,
     choose_graph,
     repeat_graph,
@@ -84,7 +84,7 @@ def test_results_of_loops_and_branches_have_names():
     assert {"Loop:0", "Loop__1:0"} <= tensor_names(captured()).values.keys()
 
 
-NOTE = Note(Phase.FORWARD)
+NOTE = Note(Direction.FORWARD)
 aten = torch.ops.aten
 
 

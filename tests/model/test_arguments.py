@@ -371,3 +371,19 @@ def test_rows_that_cannot_be_split_show_the_arithmetic():
     assert "[12, 3]" in text
     assert all(number in text for number in ("4", "2", "8"))
     assert not model.isCompiled()
+
+
+def test_argument_may_have_the_name_of_a_parameter():
+    class Product(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, weight):
+            return poptorch.identity_loss(self.weight * weight, "sum")
+
+    model = Product()
+    options = poptorch.Options().engine("eager")
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=1.0))
+    assert training(torch.tensor([1.0, 2.0, 3.0])).item() == 6
+    assert model.weight.tolist() == [0.0, -1.0, -2.0]

@@ -61,6 +61,13 @@ def _through_a_view(x):
     x.view(2, 2).select(0, 1).mul_(10)
 
 
+def _single_elements(x):
+    t = x.view(2, 1, 2)
+    t[0] += 2
+    t[1][0] *= 3
+    t[1][0][1] += 4
+
+
 CHANGES = {
     "+=": _iadd,
     "-=": _isub,
@@ -72,6 +79,7 @@ CHANGES = {
     "chained": _chained,
     "copy_ twice": _copy_twice,
     "slices": _slices,
+    "single elements": _single_elements,
     "every second": lambda x: x[::2].fill_(5),
     "through a view": _through_a_view,
 }

@@ -1,4 +1,4 @@
-"""Results as the original's tests pin them, beyond what `test_executor.py` shows."""
+"""Results as the original's tests pin them, beyond what `test_results.py` shows."""
 
 from __future__ import annotations
 

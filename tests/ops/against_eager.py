@@ -8,8 +8,9 @@ sum of all floats that come out, and the result is that of one step of SGD.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -78,6 +79,19 @@ class Called(nn.Module):
         return poptorch.identity_loss(weighted_sum(self.process(result)), "none") if self.has_loss else result
 
 
+class Together(nn.Module):
+    """Several calls as one model, which takes the arguments of all of them and gives all results."""
+
+    def __init__(self, calls: Sequence[Called]) -> None:
+        super().__init__()
+        self.calls = nn.ModuleList(calls)
+        self.passed = [tensor for call in calls for tensor in call.passed]
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        rest = iter(tensors)
+        return [call(*islice(rest, len(call.passed))) for call in self.calls]  # pyright: ignore
+
+
 def weighted_sum(result: Any) -> torch.Tensor:
     """A number that depends on every float of a result, on each in its own way."""
     total = torch.zeros(())
@@ -96,9 +110,9 @@ def run_eager(call: Called) -> Any:
         return call(*call.passed), call.passed
 
 
-def run(call: Called, engine: str) -> Any:
+def run(call: Called | Together, engine: str, seed: int = SEED) -> Any:
     """The same through an inference model."""
-    options = poptorch.Options().engine(engine).randomSeed(SEED)
+    options = poptorch.Options().engine(engine).randomSeed(seed)
     return poptorch.inferenceModel(call, options)(*call.passed), call.passed
 
 

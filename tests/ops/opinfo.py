@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch.testing._internal.common_methods_invocations import op_db as all_ops
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 import poptorch
-from ops.against_eager import SEED, Called, difference, run, run_eager, train, train_eager
+from ops.against_eager import SEED, Called, Together, difference, run, run_eager, train, train_eager
 
 SECONDS_PER_SAMPLE = 60
 OTHER_TYPES = (torch.int64, torch.bool, torch.complex64)  # for the few operations that have no float32
@@ -92,6 +92,64 @@ def try_sample(op: OpInfo, index: int, sample: SampleInput, engine: str, part: s
     return outcome("wrong", differs) if differs else outcome("ok")
 
 
+@dataclass(frozen=True)
+class Expected:
+    """A sample that the eager engine runs as PyTorch does, and that draws no numbers."""
+
+    op: OpInfo
+    index: int
+    sample: SampleInput
+    result: Any
+
+    def outcome(self, status: str, detail: str = "") -> Outcome:
+        return Outcome(self.op.formatted_name, self.index, "forward", status, detail[:600])
+
+
+def many_in_one(ops: Iterable[OpInfo], most: int | None, engine: str, count: int) -> Iterator[Outcome]:
+    """Run the forward part of samples, so many in one program, which saves most of the time to compile them."""
+    waiting: list[Expected] = []
+    for op in ops:
+        for index, sample in samples(op, most, training=False):
+            first = try_sample(op, index, sample, "eager", "forward")
+            if first is None or first.status != "ok":
+                yield from filter(None, [first])
+            elif (expected := _without_draws(op, index, sample)) is None:
+                yield from filter(None, [try_sample(op, index, sample, engine, "forward")])
+            else:
+                waiting.append(expected)
+        while len(waiting) >= count:
+            yield from _in_one_program(waiting[:count], engine)
+            waiting = waiting[count:]
+    yield from _in_one_program(waiting, engine)
+
+
+def _without_draws(op: OpInfo, index: int, sample: SampleInput) -> Expected | None:
+    """What to expect of a sample, unless that depends on random numbers, which are others in a larger program."""
+    result = run_eager(called(op, sample, "forward"))[0]
+    other = run(called(op, sample, "forward"), "eager", SEED + 1)[0]
+    return None if difference(other, result) else Expected(op, index, sample, result)
+
+
+def _in_one_program(those: Sequence[Expected], engine: str) -> Iterator[Outcome]:
+    """Run samples in one program; if that fails, in two, and so on until it is clear which one is to blame."""
+    if not those:
+        return
+    try:
+        calls = [called(each.op, each.sample, "forward") for each in those]
+        results = run(Together(calls), engine)[0]
+    except Exception as error:
+        if len(those) > 1:
+            yield from _in_one_program(those[: len(those) // 2], engine)
+            yield from _in_one_program(those[len(those) // 2 :], engine)
+        else:
+            status = "refused" if isinstance(error, poptorch.Error) else "crashed"
+            yield those[0].outcome(status, f"{type(error).__name__}: {error}")
+        return
+    for each, result in zip(those, results, strict=True):
+        differs = difference(result, each.result, compares_values=each.op.name not in UNINITIALISED)
+        yield each.outcome("wrong" if differs else "ok", differs)
+
+
 def called(op: OpInfo, sample: SampleInput, part: str) -> Called:
     function = in_place(op) if part == "in place" else op
     args, process = (sample.input, *sample.args), sample.output_process_fn_grad
@@ -141,6 +199,25 @@ def share(found: Sequence[Outcome], part: str) -> tuple[int, int]:
     return statuses["ok"], statuses.total() - statuses["eager"]
 
 
+def chosen(given: argparse.Namespace) -> Iterator[OpInfo]:
+    """The operations that were asked for, as long as there is time."""
+    end = time.monotonic() + given.seconds
+    for number in range(given.first, len(OPS), given.every):
+        if time.monotonic() > end:
+            print(f"stopped before operation {number}, {OPS[number].formatted_name}")
+            return
+        if not given.only or OPS[number].formatted_name in given.only.split(","):
+            yield OPS[number]
+
+
+def all_outcomes(given: argparse.Namespace) -> Iterator[Outcome]:
+    if given.together:
+        yield from many_in_one(chosen(given), given.most, given.engine, given.together)
+        return
+    for op in chosen(given):
+        yield from outcomes(op, given.most, given.engine, given.parts.split(","))
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", default="eager")
@@ -149,6 +226,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--first", type=int, default=0, help="number of the first operation")
     parser.add_argument("--only", help="comma-separated names of operations")
     parser.add_argument("--parts", default="forward,backward,in place")
+    parser.add_argument("--together", type=int, help="so many samples in one program, forward only")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time, and say where")
     parser.add_argument("--out", type=Path, help="a file that receives one line of JSON per sample")
     given = parser.parse_args(arguments)
@@ -156,21 +234,14 @@ def main(arguments: Sequence[str]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     found: list[Outcome] = []
-    end = time.monotonic() + given.seconds
     with given.out.open("a") if given.out else nullcontext() as out:
-        for number in range(given.first, len(OPS), given.every):
-            if time.monotonic() > end:
-                print(f"stopped before operation {number}, {OPS[number].formatted_name}")
-                break
-            if given.only and OPS[number].formatted_name not in given.only.split(","):
-                continue
-            for outcome in outcomes(OPS[number], given.most, given.engine, given.parts.split(",")):
-                found.append(outcome)
-                line = json.dumps(asdict(outcome))
-                if out:
-                    print(line, file=out, flush=True)
-                if outcome.status not in ("ok", "eager"):
-                    print(line, flush=True)
+        for outcome in all_outcomes(given):
+            found.append(outcome)
+            line = json.dumps(asdict(outcome))
+            if out:
+                print(line, file=out, flush=True)
+            if outcome.status not in ("ok", "eager"):
+                print(line, flush=True)
     for part in given.parts.split(","):
         right, possible = share(found, part)
         print(f"{part}: {right} of {possible}")

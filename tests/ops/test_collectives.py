@@ -136,3 +136,11 @@ def test_a_table_that_is_spread_over_replicas_gives_the_rows_of_the_whole(engine
     torch.testing.assert_close(rows, whole[index].repeat(R, 1))
     gradient = torch.zeros(8, 3).index_add(0, index, 2 * whole[index]) / R
     torch.testing.assert_close(module.table.detach().view(8, 3), whole - 0.1 * gradient)
+
+
+def test_replicas_of_other_processes_are_out_of_reach():
+    options = poptorch.Options()
+    options.Distributed.configureProcessId(0, 2)
+    inference = poptorch.inferenceModel(Exchanging("ReplicatedAllGather", {}), options)
+    with pytest.raises(poptorch.Error, match="some of them are in other processes"):
+        inference(torch.randn(4, 3))

@@ -135,7 +135,7 @@ def factor(optimizer):
 @pytest.mark.parametrize("kind", [o.SGD, o.Adam, o.AdamW, o.RMSprop, o.LAMB])
 @pytest.mark.parametrize("loss_scaling", [1.0, 2.0])
 def test_the_scale_of_a_run_is_the_one_read_before_it(kind, loss_scaling):
-    """84."""
+    # statement 84
     model = Given(dtype=torch.float16)
     optimizer = kind(model.parameters(), lr=0.01, loss_scaling=loss_scaling)
     made = automatic()

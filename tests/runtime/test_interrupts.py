@@ -22,7 +22,7 @@ def interrupt(programs, case: tuple[str, str, str, int], interrupts: int) -> Non
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_training_is_never_torn(case, programs, request):
-    interrupt(programs, case, interrupts=200 if request.config.getoption("--long") else 20)
+    interrupt(programs, case, interrupts=200 if request.config.getoption("--long") else 10)
 
 
 @pytest.mark.long
@@ -32,4 +32,4 @@ def test_native_training_is_never_torn(case, programs, request):
     is_long = request.config.getoption("--long")
     if not is_long and case not in NATIVE_IN_EVERY_RUN:
         pytest.skip("compiles for seconds; runs with --long")
-    interrupt(programs, case, interrupts=200 if is_long else 50)
+    interrupt(programs, case, interrupts=200 if is_long else 25)

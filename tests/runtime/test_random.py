@@ -93,3 +93,8 @@ def test_draws_that_depend_on_data_leave_the_hosts_generator_alone(engine):
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_streams_are_counted_over_all_processes():
+    alone = draw(RandomStreams(3, 4), [0, 1, 2, 3])
+    assert draw(RandomStreams(3, 2), [0, 1]) + draw(RandomStreams(3, 2, process=1), [0, 1]) == alone

@@ -20,12 +20,12 @@ from poptorch.executable import (
     Schedule,
     StateBinding,
 )
-from poptorch.ir import GraphBuilder, InputSpec, Note, OutputRole, OutputSpec, Phase, Role
+from poptorch.ir import Direction, GraphBuilder, InputSpec, Note, OutputRole, OutputSpec, Role
 from poptorch.runtime import Session
 from poptorch.structure import Constant, Leaf
 
 aten = torch.ops.aten
-NOTE = Note(Phase.FORWARD)
+NOTE = Note(Direction.FORWARD)
 
 
 def counting_step() -> Program:
@@ -50,11 +50,11 @@ def session(schedule: Schedule, replicas: int = 1) -> tuple[Session, torch.Tenso
     return Session(executable, EagerEngine().compile([step]), {"count": count}), count
 
 
-def test_runs_follow_the_order_of_the_schedule():
+def test_runs_follow_the_order_of_the_schedule_and_outputs_that_of_the_micro_batches():
     runs = tuple(Run("step", 0, place, 0, slot, commits=True) for slot, place in enumerate((1, 0)))
     found, count = session(Schedule(runs, rounds=2, micro_batches=2))
     result = found.run([torch.tensor([10.0, 20.0, 30.0, 40.0])])
-    assert result.outputs[0].tolist() == [20, 11, 42, 33]
+    assert result.outputs[0].tolist() == [11, 20, 33, 42]
     assert count.item() == 4
     assert [span.micro_batch for span in result.trace.spans] == [1, 0, 3, 2]
 

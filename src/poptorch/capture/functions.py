@@ -100,9 +100,10 @@ def _for_any_type(norm: Function) -> Function:
 
 
 def _in_float32(function: Function) -> Function:
-    """A function that adds up many numbers, with 16-bit operands as float32 and its result rounded back.
+    """A function that adds up many numbers, with 16-bit operands as float32 and its results rounded back.
 
-    float16 ends at 65504, which sums over rows and classes exceed on the way to a mean or a logarithm.
+    float16 ends at 65504, which sums over rows and classes exceed on the way to a mean or a logarithm. A recurrent
+    layer adds up over time, and PyTorch has a kernel for all of its steps in float32 only.
     """
 
     def wide(*args: Any, **kwargs: Any) -> Any:
@@ -112,7 +113,8 @@ def _in_float32(function: Function) -> Function:
         if has_type or len(types) != 1 or not types <= _NARROW:
             return function(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, _widen, (args, kwargs))
-        return function(*args, **kwargs).to(types.pop())
+        dtype = types.pop()
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(dtype), function(*args, **kwargs))
 
     return wide
 
@@ -206,6 +208,7 @@ _SUMMING = spellings((
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss", "gaussian_nll_loss",
     "hinge_embedding_loss", "margin_ranking_loss", "soft_margin_loss", "multi_margin_loss", "multilabel_margin_loss",
     "multilabel_soft_margin_loss", "cosine_embedding_loss", "triplet_margin_loss", "log_softmax", "logsumexp", "cdist",
+    "lstm", "gru", "rnn_tanh", "rnn_relu",
 )) | {torch.special.log_softmax, torch.special.logsumexp}
 # fmt: on
 

@@ -27,7 +27,7 @@ from poptorch.capture.private import (
     get_proxy_mode,
     to_fun,
 )
-from poptorch.capture.proxies import node_of
+from poptorch.capture.proxies import node_of, origin_of
 from poptorch.capture.recorder import Level, Recorder
 from poptorch.capture.source import current_user_line
 from poptorch.capture.watch import Watch
@@ -53,7 +53,6 @@ from poptorch.ir.ops import ancestors, is_random, is_view
 from poptorch.ir.python import as_function, run_graphs
 
 Tensors = Sequence[torch.Tensor]
-_IDENTITIES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 @dataclass(frozen=True)
@@ -275,14 +274,14 @@ class _Outside:
         inner = [level.graph for level in self._recorder.levels[self._depth :]]
         for value in values:
             if isinstance(value, FunctionalTensor) and id(value) not in self._known:
-                node = _origin(value)
+                node = origin_of(value)
                 if node is not None and all(node.graph is not graph for graph in inner):
                     self._known[id(value)] = (value, node)
 
     def refuse_writes(self, body: Body) -> None:
         """Raise if the body has written to a tensor from outside."""
         for tensor, node in self._known.values():
-            now = _origin(tensor)
+            now = origin_of(tensor)
             if now is not None and now is not node:
                 note = note_of(now)
                 raise CompileError(
@@ -297,8 +296,8 @@ class _Outside:
 
 def _refuse_writes_to_inputs(body: Body, stand_ins: Tensors, inputs: Sequence[fx.Node]) -> None:
     for stand_in, node in zip(stand_ins, inputs, strict=True):
-        if not body.may_write and _origin(stand_in) is not node:
-            note = note_of(_origin(stand_in) or node)
+        if not body.may_write and origin_of(stand_in) is not node:
+            note = note_of(origin_of(stand_in) or node)
             raise CompileError(
                 explain(
                     f"the body of {body.what} writes to one of its inputs, of shape {list(stand_in.shape)}.",
@@ -339,14 +338,6 @@ def _owner(node: fx.Node) -> fx.Node:
             node = node.all_input_nodes[0]
         else:
             return node
-
-
-def _origin(tensor: torch.Tensor) -> fx.Node | None:
-    """The node that computes a tensor's value, looking through ops that only cut its history."""
-    node = node_of(tensor)
-    while node is not None and node.target in _IDENTITIES:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _types(nodes: Sequence[fx.Node]) -> list[str]:

@@ -18,6 +18,8 @@ from poptorch.capture.private import (
     is_legacy_batchedtensor,
 )
 
+_IDENTITIES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
 
 def is_outside(value: object) -> bool:
     """Whether a value is a tensor that no trace has made."""
@@ -34,3 +36,11 @@ def node_of(tensor: torch.Tensor) -> fx.Node | None:
         return None
     slot: Any = get_proxy_slot(from_fun(tensor), mode.tracer, None)  # pyright: ignore[reportCallIssue, reportArgumentType]
     return None if slot is None else slot.proxy.node
+
+
+def origin_of(tensor: torch.Tensor) -> fx.Node | None:
+    """The node that computes a tensor's value, looking through ops that only cut its history."""
+    node = node_of(tensor)
+    while node is not None and node.target in _IDENTITIES:
+        node = node.all_input_nodes[0]
+    return node

@@ -38,6 +38,7 @@ from poptorch.ir.ops import ancestors, depends_on_inputs
 aten = torch.ops.aten
 Op = OpOverload
 _KNOWN_TYPES = frozenset({torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor})
+_PROCESSOR = torch.device("cpu")
 _NOT_COMPUTING = frozenset({"prim", "profiler"})  # ops that ask for the device of a tensor, or mark a stretch of time
 
 
@@ -245,6 +246,8 @@ class Recorder(ProxyTorchDispatchMode):
             return value
         if value.layout is not torch.strided:
             return None
+        if value.is_meta:  # what stands for a tensor of the processor where nobody asks for its device
+            return FakeTensor(self._fake, value, _PROCESSOR)
         with self._fake:
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 

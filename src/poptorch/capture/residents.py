@@ -28,7 +28,7 @@ class Residents:
     def add(self, name: str, tensor: torch.Tensor, stand_in: torch.Tensor) -> None:
         """From now on this stand-in is what the tensor means."""
         self._by_id[id(tensor)] = (name, tensor, stand_in)
-        if tensor.layout is torch.strided and tensor.numel():
+        if tensor.layout is torch.strided and tensor.numel() and not tensor.is_meta:
             self._by_memory[tensor.untyped_storage().data_ptr()].append((name, tensor, stand_in))
 
     def adapt(

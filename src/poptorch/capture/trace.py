@@ -39,7 +39,7 @@ from poptorch.capture.private import (
     fx_traceback,
     to_fun,
 )
-from poptorch.capture.proxies import node_of
+from poptorch.capture.proxies import node_of, origin_of
 from poptorch.capture.recorder import Recorder, ValuesNeeded
 from poptorch.capture.residents import Residents
 from poptorch.capture.source import current_user_line, raised_by_tracer, raised_by_user, raising_user_line
@@ -50,12 +50,12 @@ from poptorch.capture.watch import Watch
 from poptorch.compiling import as_if_compiling
 from poptorch.errors import CaptureError, CompileError, Error, explain
 from poptorch.ir import (
+    Direction,
     GraphBuilder,
     Guard,
     InputSpec,
     OutputRole,
     OutputSpec,
-    Phase,
     Role,
     StepGraph,
     fake_mode,
@@ -148,10 +148,10 @@ class _Trace:
         given = (*self.parameters.values(), *buffers, *self.call.tensors)
         tensors = [t.detach().resolve_conj().resolve_neg() for t in given]  # as they lie in memory when the step runs
         tensors += [torch.ones(spec.shape, dtype=spec.dtype) for spec in self.scales]
+        if self.has_values:
+            self._refuse_meta()
         with _quiet_tracing(self.training) as fake:
-            inputs = [
-                at_start(t) if self.has_values else fake.from_tensor(at_start(t), static_shapes=True) for t in tensors
-            ]
+            inputs = [at_start(t) if self.has_values else _described(at_start(t), fake) for t in tensors]
             with ExitStack() as stack:
                 if not self.has_values:
                     stack.enter_context(fake)
@@ -183,7 +183,7 @@ class _Trace:
             named = dict(zip((*self.parameters, *self.buffers), (*leaves, *given[n_parameters:n_state]), strict=True))
             watched = {**named, **dict(zip(self.call.names, given[n_state:], strict=True))}
             passed = {name: _narrow_float(tensor) for name, tensor in watched.items()}
-            before = {name: _origin(tensor) for name, tensor in passed.items()}
+            before = {name: origin_of(tensor) for name, tensor in passed.items()}
             first_names = {id(t): name for name, t in (*self.parameters.items(), *self.buffers.items())}
             replacements = {id(tensor): passed[first_names[id(tensor)]] for _, tensor in places(self.module)}
             for name, tensor in (*self.parameters.items(), *self.buffers.items()):
@@ -193,7 +193,7 @@ class _Trace:
 
             def changes() -> dict[str, torch.Tensor]:
                 now = {**self._registered(passed), **{name: passed[name] for name in self.call.names}}
-                changed = {name: tensor for name, tensor in now.items() if _origin(tensor) is not before[name]}
+                changed = {name: tensor for name, tensor in now.items() if origin_of(tensor) is not before[name]}
                 return {name: _detached(tensor).to(watched[name].dtype) for name, tensor in changed.items()}
 
             def run() -> list[torch.Tensor]:
@@ -207,6 +207,17 @@ class _Trace:
                 return self._collect(outputs, changed, gradients)
 
             return run_with_stand_ins(self.module, replacements, run)
+
+    def _refuse_meta(self) -> None:
+        """A trace with values needs those of all parameters and buffers."""
+        for name, tensor in (*self.parameters.items(), *self.buffers.items()):
+            if tensor.is_meta:
+                raise CompileError(
+                    explain(
+                        f"forward needs values while it is compiled, but {name} is on the meta device and has none.",
+                        fix="make forward independent of values (torch.where, masks), or build the model on the CPU",
+                    )
+                )
 
     def _refuse_shared_memory(self) -> None:
         """A tensor that the step writes must not share memory with another: the graph knows each by itself."""
@@ -256,7 +267,7 @@ class _Trace:
             if not isinstance(tensor, FunctionalTensor):
                 return Constant(_host_output(tensor))
             value = _narrow_result(tensor.detach())
-            node = _origin(value)
+            node = origin_of(value)
             assert node is not None
             if node not in positions:
                 positions[node] = len(outputs)
@@ -275,11 +286,11 @@ class _Trace:
         """Differentiate the loss; give the gradient of each parameter that it reaches."""
         if not self.training:
             return {}
-        nodes = [node for node in map(_origin, results) if node is not None]
+        nodes = [node for node in map(origin_of, results) if node is not None]
         loss = choose_loss(self.marks.marks, nodes)
         if not loss.requires_grad:
             return {}
-        self.watch.phase = Phase.BACKWARD
+        self.watch.direction = Direction.BACKWARD
         self.loss_type = loss.dtype
         start = torch.ones_like(loss)
         if scales:
@@ -323,7 +334,7 @@ class _Trace:
         self, outputs: list[torch.Tensor], changed: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor]
     ) -> list[torch.Tensor]:
         """Everything the graph returns, and the specs that say what it is."""
-        written = {_origin(value) for value in changed.values()}
+        written = {origin_of(value) for value in changed.values()}
         results: list[torch.Tensor] = []
         for index, value in enumerate(outputs):
             node = node_of(value)
@@ -345,12 +356,12 @@ class _Trace:
         return [from_fun(value) for value in results]  # pyright: ignore[reportReturnType]
 
 
-def _origin(tensor: torch.Tensor) -> fx.Node | None:
-    """The node that computes a tensor's value, looking through ops that only cut its history."""
-    node = node_of(tensor)
-    while node is not None and node.target in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-        node = node.all_input_nodes[0]
-    return node
+def _described(tensor: torch.Tensor, fake: FakeTensorMode) -> torch.Tensor:
+    """A tensor without values in place of one of the CPU, or of one that will be there."""
+    if not tensor.is_meta:
+        return fake.from_tensor(tensor, static_shapes=True)
+    with fake:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

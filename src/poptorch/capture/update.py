@@ -11,12 +11,12 @@ from poptorch.capture.private import FunctionalTensorMode, from_fun, fx_tracebac
 from poptorch.capture.recorder import Recorder
 from poptorch.capture.trained import SCALE_FACTOR, TrainedGroup, Update
 from poptorch.ir import (
+    Direction,
     GraphBuilder,
     InputSpec,
     Note,
     OutputRole,
     OutputSpec,
-    Phase,
     Role,
     StepGraph,
     annotation,
@@ -25,7 +25,7 @@ from poptorch.ir import (
 )
 from poptorch.optim.gradients import adapt_scale, limit_norm
 from poptorch.optim.host_step import HostStep
-from poptorch.optim.rules import Hypers, State, kept_as
+from poptorch.optim.rules import PLAIN, Hypers, State, kept_as
 
 
 def join_update(step: StepGraph, update: Update) -> StepGraph:
@@ -92,22 +92,32 @@ class _Trace:
 
     def run(self) -> Recorder:
         own = iter([self._parameters[name] for group in self._update.groups for name in group.names])
-        with fake_mode() as fake, torch.inference_mode(False), torch.no_grad():
-            fakes = [describe(spec if spec is not None else next(own)) for spec in self.inputs]
-            with fx_traceback.annotate(annotation(Note(Phase.UPDATE))):
-                recorder = Recorder(fake)
-                recorder.record(self._functional, fakes)
+        specs = [spec if spec is not None else next(own) for spec in self.inputs]
+        recorder = Recorder(fake_mode())
+        annotated = fx_traceback.annotate(annotation(Note(Direction.UPDATE)))
+        with torch.inference_mode(False), torch.no_grad(), annotated:
+            if self._is_plain:
+                recorder.record(self._all, [_without_device(spec) for spec in specs])
+            else:
+                with fake_mode():
+                    recorder.record(self._functional, [describe(spec) for spec in specs])
         return recorder
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether nothing in the update asks a tensor for its device; PyTorch computes shapes faster without one."""
+        rules = [group.plan.rule for group in self._update.groups]
+        return not self._update.adapts_scale and all(type(r) in PLAIN and not r.needs_started for r in rules)
 
     def _functional(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         """The update without in-place ops; our own rules have none, but a user's `step()` is full of them."""
         if not any(isinstance(group.plan.rule, HostStep) for group in self._update.groups):
-            return self._all(flat)
+            return self._all(*flat)
         with FunctionalTensorMode():
-            results = self._all([to_fun(tensor) for tensor in flat])
+            results = self._all(*map(to_fun, flat))
             return [from_fun(result) for result in results]  # pyright: ignore[reportReturnType]
 
-    def _all(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _all(self, *flat: torch.Tensor) -> list[torch.Tensor]:
         tensors = iter(flat)
         scales = [next(tensors) for _ in self._update.scales]
         groups = [_Group.take(group, tensors) for group in self._update.groups]
@@ -137,6 +147,10 @@ class _Trace:
             for group in own:
                 group.grads = group.group.plan.rule.penalised(group.params, group.grads, group.hypers)
             _replace_gradients(own, limit_norm(_gradients(own), plan.max_grad_norm) if own else [])
+
+
+def _without_device(spec: InputSpec) -> torch.Tensor:
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
 
 
 def _gradients(groups: Sequence[_Group]) -> list[torch.Tensor]:

@@ -54,6 +54,8 @@ def at_start(tensor: torch.Tensor) -> torch.Tensor:
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors use the same bytes, judged by the range that each spans."""
+    if a.is_meta or b.is_meta:  # which have no bytes
+        return False
     if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr() or not (a.numel() and b.numel()):
         return False
     first, second = sorted((a, b), key=lambda t: t.data_ptr())

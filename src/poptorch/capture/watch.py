@@ -41,7 +41,7 @@ from poptorch.capture.recorder import Recorder, ValuesNeeded, generator_by_name
 from poptorch.capture.residents import Residents
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, explain
-from poptorch.ir import Guard, Note, Phase, Placement, SourceLine, annotation
+from poptorch.ir import Direction, Guard, Note, Placement, SourceLine, annotation
 from poptorch.ir.ops import depends_on_inputs
 from poptorch.ir.ranges import NO_LIMIT, adding_up_to, within
 
@@ -62,7 +62,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self._residents, self._placer = residents, placer
         self._is_forward = False  # whether the user's code runs
-        self.phase = Phase.FORWARD
+        self.direction = Direction.FORWARD
         self.guards: list[tuple[Guard, torch.Tensor]] = []
         self.warnings: list[str] = []
         self._has_values = has_values
@@ -111,17 +111,17 @@ class Watch(TorchDispatchMode):
 
     def _note(self) -> Note:
         """The user's line, submodule, hints and block: as they are now, or of the forward op of a backward op."""
-        if self.phase is Phase.BACKWARD:
+        if self.direction is Direction.BACKWARD:
             node = current_autograd_node()
             found = None if node is None else self._notes.get(node._sequence_nr())
             if found is not None:
-                return replace(found, phase=Phase.BACKWARD)
+                return replace(found, direction=Direction.BACKWARD)
         line = current_user_line()
         if self._is_forward and line is not None:
             self._last = self._placer.place(line)
-        placement = self._last if self.phase is Phase.FORWARD else None
-        note = Note(self.phase, line, self._path[-1], hints=current_hints(), placement=placement)
-        if self.phase is Phase.FORWARD and line is not None:
+        placement = self._last if self.direction is Direction.FORWARD else None
+        note = Note(self.direction, line, self._path[-1], hints=current_hints(), placement=placement)
+        if self.direction is Direction.FORWARD and line is not None:
             self._notes.setdefault(sequence_number() - 1, note)  # later ops without history share it
         return note
 

@@ -13,12 +13,12 @@ from torch import fx
 
 from poptorch.enums import MeanReductionStrategy, ReductionType
 from poptorch.ir import (
+    Direction,
     GraphBuilder,
     InputSpec,
     Note,
     OutputRole,
     OutputSpec,
-    Phase,
     Role,
     StepGraph,
     is_update,
@@ -44,12 +44,28 @@ def split_update(graph: StepGraph, settings: Settings, runs: int) -> tuple[StepG
         )
         for name, gradient in gradients.items()
     }
-    averages = settings.training.reduction is ReductionType.Mean and runs > 1
-    running = averages and settings.training.mean_reduction is MeanReductionStrategy.Running
-    divisor = runs if averages and not running else 1
+    running, divisor = _mean(settings, runs)
     step = _micro_step(graph, gradients, accumulators, running=running)
     rounded = frozenset(name for name, dtype in types.items() if dtype is None)
     return step, _update(graph, gradients, accumulators, divisor, rounded, running=running)
+
+
+def _mean(settings: Settings, runs: int) -> tuple[bool, int]:
+    """Whether accumulators hold the mean of the gradients so far, and what they are divided by in the end."""
+    processes = settings.processes
+    if settings.training.reduction is not ReductionType.Mean:
+        return False, 1
+    if not keeps_running_mean(settings):
+        return False, runs * processes.count
+    if processes.in_order:  # they are added up one by one when they are reduced, and averaged there
+        return False, 1
+    return runs > 1, processes.count
+
+
+def keeps_running_mean(settings: Settings) -> bool:
+    """Whether gradients are averaged while they are added up, not at the end."""
+    mean = settings.training.reduction is ReductionType.Mean
+    return mean and settings.training.mean_reduction is MeanReductionStrategy.Running
 
 
 def trained_gradients(graph: StepGraph) -> dict[str, fx.Node]:
@@ -94,7 +110,7 @@ def drop_intermediates(graph: StepGraph) -> StepGraph:
     return builder.build(graph.name, guards=graph.guards, constants=graph.constants, graphs=graph.graphs)
 
 
-_ADDING, _UPDATING = Note(Phase.BACKWARD), Note(Phase.UPDATE)
+_ADDING, _UPDATING = Note(Direction.BACKWARD), Note(Direction.UPDATE)
 _COUNT = InputSpec("accumulated:count", Role.ACCUMULATOR, (), torch.float32, ())  # gradients in a running mean
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.ir import Note, Phase, Placement, StepGraph, annotation, update_value, value_of
+from poptorch.ir import Direction, Note, Placement, StepGraph, annotation, update_value, value_of
 from poptorch.ir.ops import is_random
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ _LIKE: frozenset[Any] = frozenset(
         aten.randint_like.low_dtype,
     }
 )
-_START = Note(Phase.FORWARD, placement=Placement())
+_START = Note(Direction.FORWARD, placement=Placement())
 
 
 def draw_first(graph: StepGraph) -> StepGraph:

@@ -15,13 +15,13 @@ import torch
 from torch import fx
 
 from poptorch.ir import (
+    Direction,
     GraphBuilder,
     Guard,
     InputSpec,
     Note,
     OutputRole,
     OutputSpec,
-    Phase,
     Role,
     StepGraph,
     choose_graph,
@@ -128,7 +128,7 @@ def _copy(graph: StepGraph, position: int, specs: Sequence[InputSpec]) -> tuple[
     builder.inputs(graph.inputs[position:])
     builder.copy(graph.ops.nodes)
     notes = [note for node in graph.ops.nodes if (note := note_of(node)) is not None]
-    return builder, notes[0] if notes else Note(Phase.FORWARD)
+    return builder, notes[0] if notes else Note(Direction.FORWARD)
 
 
 def _copy_outputs(builder: GraphBuilder, graph: StepGraph) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from poptorch.compiler.accumulate import drop_intermediates, has_update, split_update
+from poptorch.compiler.accumulate import drop_intermediates, has_update, keeps_running_mean, split_update
 from poptorch.compiler.anchors import plan_anchors, return_anchors
 from poptorch.compiler.bounds import check_indices
 from poptorch.compiler.draws_first import draw_first
@@ -13,8 +13,10 @@ from poptorch.compiler.overlap import check_overlap
 from poptorch.compiler.passes import Observer, run_passes
 from poptorch.compiler.passes.place import parameter_placements, place_ops
 from poptorch.compiler.prints import name_prints
-from poptorch.compiler.schedule import plan_schedule, stage_schedule
+from poptorch.compiler.schedule import plan_schedule, stage_schedule, with_reduction
 from poptorch.compiler.sections import Sections, check_ipus, check_sections, log_placements, recomputes_stages
+from poptorch.compiler.several_processes import check_processes
+from poptorch.compiler.shares import check_shares, take_share
 from poptorch.compiler.side_by_side import Side, put_side_by_side
 from poptorch.compiler.stage_updates import split_update as update_parts
 from poptorch.compiler.stages import split_stages
@@ -37,7 +39,7 @@ from poptorch.executable import (
 from poptorch.ir import OutputSpec, Role, StepGraph, verify
 from poptorch.ir.hoist import hoist
 from poptorch.ir.names import tensor_names
-from poptorch.options import BatchPlan, Settings
+from poptorch.options import Settings
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,15 @@ def lower(
                 fix="choose Running or Post, which give the same result",
             )
         )
+    check_processes(graph, around.groupings, settings)
     graph, checks = check_indices(graph)
     sections = Sections.of(graph)
     check_sections(graph, sections, settings)
     check_ipus(sections, settings)
+    check_shares(sections, settings)
     timeline = plan_timeline(sections, settings, recomputes=recomputes_stages(sections, settings))
     is_cut = settings.placement.runs_stages and sections.count > 1
-    whole = Side(graph, is_wide=False)
-    side = whole if is_cut else put_side_by_side(graph, around.groupings, anchors, settings)
+    side = Side(graph, is_wide=False) if is_cut else put_side_by_side(graph, around.groupings, anchors, settings)
     programs = _Programs.of(side, sections, settings, is_cut=is_cut)
     for each in programs.all:
         verify(each)
@@ -97,9 +100,9 @@ def lower(
     if side.is_wide:  # the update, if there is one, and the host see one group of replicas at a time
         wide = (spec for each in programs.all if each not in programs.updates for spec in each.signature.state)
         state.update((spec.name, side.groups.without_entries(spec)) for spec in wide)
-    return Executable(
+    whole = Executable(
         programs=tuple(Program(each, reads_fixed_state=not settings.is_training) for each in programs.all),
-        schedule=_schedule(programs, timeline, sections, plan, is_wide=side.is_wide),
+        schedule=_schedule(programs, timeline, sections, settings, is_wide=side.is_wide),
         binding=StateBinding(tuple(state.values()), around.groups, around.groupings),
         batching=Batching(
             device_iterations=plan.device_iterations,
@@ -117,6 +120,7 @@ def lower(
         outputs=_returned(programs.whole),
         timeline=timeline,
     )
+    return whole if settings.processes.parts == 1 else take_share(whole, sections, settings.processes)
 
 
 @dataclass(frozen=True)
@@ -134,10 +138,11 @@ class _Programs:
         graph, prepare, updates = side.step, None, tuple[StepGraph, ...]()
         runs = 1 if side.is_wide else settings.batching.micro_batches_per_update
         trains = settings.is_training and has_update(graph)
-        waits = (trains and (is_cut or runs > 1)) or side.update is not None
+        waits = (trains and (is_cut or runs > 1 or settings.processes.count > 1)) or side.update is not None
         waits = waits or (bool(graph.guards) and bool(graph.signature.written))
         if not settings.is_training:
-            graph, prepare = hoist(graph, _fixed(graph))
+            if settings.processes.parts == 1:  # weights of other processes are not here
+                graph, prepare = hoist(graph, _fixed(graph))
         elif side.update is not None:
             updates = (side.update,)
         elif waits and trains:
@@ -150,6 +155,8 @@ class _Programs:
         waits = waits or bool(graph.signature.written) or graph.draws_random_numbers
         placed = place_ops(draw_first(graph), settings)
         parts = split_stages(placed, sections.count, recomputes=recomputes_stages(sections, settings))
+        if settings.processes.parts > 1:  # where each process takes its part of the update
+            return cls(graph, parts, updates, prepare, waits)
         homes = {name: placement.section for name, placement in parameter_placements(placed).items()}
         return cls(graph, parts, tuple(part for each in updates for part in update_parts(each, homes)), prepare, waits)
 
@@ -161,14 +168,25 @@ class _Programs:
 
 
 def _schedule(
-    programs: _Programs, timeline: Timeline, sections: Sections, plan: BatchPlan, *, is_wide: bool
+    programs: _Programs, timeline: Timeline, sections: Sections, settings: Settings, *, is_wide: bool
 ) -> Schedule:
-    updates = tuple(update.name for update in programs.updates)
-    if not programs.parts:
+    updates, plan = tuple(update.name for update in programs.updates), settings.batching
+    if programs.parts:
+        parts = frozenset(programs.parts)
+        schedule = stage_schedule(timeline, parts, updates, plan, waits=programs.waits, ipus=sections.ipus)
+    else:
         step, waits = programs.whole.name, programs.waits
-        return plan_schedule(step, updates, plan, waits=waits, is_wide=is_wide, ipus=sections.ipus)
-    parts = frozenset(programs.parts)
-    return stage_schedule(timeline, parts, updates, plan, waits=programs.waits, ipus=sections.ipus)
+        schedule = plan_schedule(step, updates, plan, waits=waits, is_wide=is_wide, ipus=sections.ipus)
+    if settings.processes.count == 1 or not updates:
+        return schedule
+    averages = settings.processes.in_order and keeps_running_mean(settings)
+    return with_reduction(schedule, _gradient_sums(programs.updates), settings.processes, averages=averages)
+
+
+def _gradient_sums(updates: Sequence[StepGraph]) -> tuple[str, ...]:
+    """The accumulators that hold gradients of parameters, each once."""
+    state = [spec for update in updates for spec in update.signature.state]
+    return tuple(dict.fromkeys(spec.name for spec in state if spec.role is Role.ACCUMULATOR and spec.owner))
 
 
 def _returned(step: StepGraph) -> tuple[OutputSpec, ...]:

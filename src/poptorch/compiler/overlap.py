@@ -13,7 +13,7 @@ from poptorch.compiler.passes.hints import HINT, OVERLAP_INPUT, OVERLAP_OUTPUT
 from poptorch.enums import OutputMode, OverlapMode
 from poptorch.errors import CompileError, explain
 from poptorch.executable import Interface
-from poptorch.ir import OutputRole, Phase, Role, SourceLine, StepGraph, note_of
+from poptorch.ir import Direction, OutputRole, Role, SourceLine, StepGraph, note_of
 from poptorch.options import Mode, Settings
 from poptorch.structure import Leaf, Structure, map_leaves
 
@@ -39,7 +39,7 @@ def check_overlap(graph: StepGraph, interface: Interface, settings: Settings) ->
 def _is_said(mark: fx.Node) -> bool:
     """Whether the user said it: hints on gradients follow from those on values."""
     note = note_of(mark)
-    return note is None or note.phase is Phase.FORWARD
+    return note is None or note.direction is Direction.FORWARD
 
 
 def _check_input(graph: StepGraph, mark: fx.Node) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from poptorch.ir import Phase, StepGraph, note_of
+from poptorch.ir import Direction, StepGraph, note_of
 from poptorch.ir.names import Names
 from poptorch.ir.ops import unchanged_from
 
@@ -38,4 +38,4 @@ def name_prints(graph: StepGraph, names: Names) -> StepGraph:
 
 def _is_gradient(node: fx.Node) -> bool:
     note = note_of(node)
-    return note is not None and note.phase is Phase.BACKWARD
+    return note is not None and note.direction is Direction.BACKWARD

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
-from poptorch.executable import Commit, Instruction, Kind, Part, Run, Schedule, Timeline, part_name
-from poptorch.options import BatchPlan
+from poptorch.executable import Commit, Instruction, Kind, Part, Reduce, Run, Schedule, Timeline, part_name
+from poptorch.options import BatchPlan, ProcessSettings
 
 
 def plan_schedule(
@@ -46,3 +47,13 @@ def stage_schedule(
         slot = timeline.slots - 1 if has_update else timeline.slots
         instructions.append(Commit(updates, tuple(range(plan.replicas * ipus)), slot))
     return Schedule(tuple(instructions), rounds, per_round)
+
+
+def with_reduction(
+    schedule: Schedule, accumulators: tuple[str, ...], processes: ProcessSettings, *, averages: bool
+) -> Schedule:
+    """The schedule of a process that adds up gradients with others: before the commit, once for each update."""
+    *before, commit = schedule.instructions
+    assert isinstance(commit, Commit), "a step of several processes is cut before its update"
+    reduce = Reduce(accumulators, processes.count, commit.ipus, commit.slot, processes.in_order, averages)
+    return replace(schedule, instructions=(*before, reduce, replace(commit, slot=commit.slot + 1)))

@@ -11,7 +11,7 @@ from poptorch._logging import logger
 from poptorch.compiler.passes.place import has_blocks
 from poptorch.errors import CompileError, Error, explain
 from poptorch.ipu import reserved_ipus
-from poptorch.ir import Note, Phase, Placement, Role, StepGraph, note_of
+from poptorch.ir import Direction, Note, Placement, Role, StepGraph, note_of
 from poptorch.ir.names import Names
 from poptorch.options import Mode, Settings
 
@@ -28,7 +28,7 @@ class Sections:
         found: dict[int, Placement] = {}
         for node in graph.ops.nodes if has_blocks(graph) else ():
             note = note_of(node)
-            if note is not None and note.phase is Phase.FORWARD and note.placement is not None:
+            if note is not None and note.direction is Direction.FORWARD and note.placement is not None:
                 found.setdefault(note.placement.section, note.placement)
         placements = [found.get(0, Placement())]
         for section in range(1, max(found, default=0) + 1):
@@ -72,7 +72,7 @@ def log_placements(names: Names, sections: Sections, settings: Settings) -> None
             logger.debug("location_%s set to value useOnChipStorage(False)", kind)
     for name, node in names.values.items():
         note = note_of(node)
-        if note is not None and note.phase is Phase.FORWARD and note.placement is not None:
+        if note is not None and note.direction is Direction.FORWARD and note.placement is not None:
             logger.debug("%s %s", name, _described(note.placement, strategy.mode))
 
 
@@ -113,7 +113,7 @@ def _check_order(graph: StepGraph) -> None:
 
 
 def _is_placed_forward(note: Note | None) -> bool:
-    return note is not None and note.phase is Phase.FORWARD and note.placement is not None
+    return note is not None and note.direction is Direction.FORWARD and note.placement is not None
 
 
 def _backwards(before: Note, after: Note) -> str:

@@ -40,6 +40,8 @@ def put_side_by_side(
     """The step for all micro-batches of an update if that is better, otherwise as it is."""
     chosen, width = settings.engine.side_by_side, settings.batching.micro_batches_per_update
     is_needed = exchanges(graph)
+    if settings.processes.in_order:
+        chosen = False
     if width == 1 or (chosen is False and not is_needed):
         return Side(graph, is_wide=False)
     chosen = True if is_needed else chosen
@@ -65,9 +67,13 @@ def put_side_by_side(
 
 
 def _grouped(graph: StepGraph, groupings: Sequence[Grouping], settings: Settings) -> tuple[StepGraph | None, Groups]:
-    """The update of weights that groups of replicas have of their own, and what a wide step must know about them."""
+    """The update, if it cannot be part of a wide step, and what that must know about groups of replicas.
+
+    That is so for weights that groups have of their own, and for gradients that other processes add to.
+    """
     of_replicas = {grouping.name: grouping.of_replicas for grouping in groupings}
-    if not groupings or not settings.is_training or not has_update(graph):
+    is_apart = bool(groupings) or settings.processes.count > 1
+    if not is_apart or not settings.is_training or not has_update(graph):
         return None, Groups(of_replicas, {})
     post = replace(settings, training=replace(settings.training, mean_reduction=MeanReductionStrategy.Post))
     step, update = split_update(graph, post, settings.batching.micro_batches_per_update)

@@ -4,7 +4,7 @@ In:    a placed graph of one micro-batch: the forward pass of an inference step,
        a training step.
 Out:   a graph per part. Values that one part computes and another needs are BOUNDARY outputs and inputs of the same
        name. With recomputation, a section keeps for its backward part only what it was given, what it drew at random,
-       what it hands to the next section, and what the user stores; a recompute part computes the rest again.
+       what it hands to other sections, and what the user stores; a recompute part computes the rest again.
 Keeps: every value; together the parts read and write the same state.
 """
 
@@ -16,14 +16,15 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import fx
 
+from poptorch.compiler.passes.place import without_place
 from poptorch.errors import CompileError, explain
 from poptorch.executable import Kind, Part, part_name
 from poptorch.ir import (
+    Direction,
     GraphBuilder,
     InputSpec,
     OutputRole,
     OutputSpec,
-    Phase,
     Role,
     StepGraph,
     hint_of,
@@ -51,6 +52,7 @@ class _Cut:
         self.graph, self._sections = graph, sections
         self._specs = {node: spec for spec, node in graph.inputs}
         self._ops = [node for node in graph.ops.nodes if node.op == "call_function"]
+        self._anywhere = without_place(graph)
         self._ranks = self._assign()
         self._names = {node: f"value:{index}" for index, node in enumerate(self._ops)}
         trains = max(self._ranks.values(), default=0) >= sections
@@ -66,10 +68,12 @@ class _Cut:
         for node in self._ops:
             note = note_of(node)
             section = note.placement.section if note is not None and note.placement is not None else 0
-            is_backward = note is not None and note.phase is Phase.BACKWARD
+            is_backward = note is not None and note.direction is Direction.BACKWARD
             own = 2 * self._sections - 1 - section if is_backward else section
             if node.target is operator.getitem or is_random(node):  # parts hand over tensors, not tuples of them,
                 own = 0  # and draw as early as they can, in the order of forward
+            if node in self._anywhere:  # what all sections need is computed before they do
+                own = 0
             ranks[node] = max([own, *(ranks[used] for used in node.all_input_nodes if used in ranks)])
         return ranks
 
@@ -139,7 +143,8 @@ class _Cut:
     def _stored(self, section: int) -> set[fx.Node]:
         """The forward values of a section that are kept if anybody needs them again."""
         own = [node for node in self._ops if self._ranks[node] == section and self._can_cross(node)]
-        return {node for node in own if self._goes_on(node) or _is_drawn(node) or _is_checkpoint(node)}
+        kept = {node for node in own if self._goes_on(node) or _is_drawn(node) or _is_checkpoint(node)}
+        return kept | self._anywhere.intersection(own)
 
     def _recomputed_ops(self, section: int, wanted: Collection[fx.Node]) -> set[fx.Node]:
         """The ops that a recomputation runs again: from the wanted values back to stored ones."""

@@ -22,7 +22,7 @@ from poptorch.data.share import Share, ShareSampler
 from poptorch.data.torch_workers import SupervisedIterator
 from poptorch.enums import DataLoaderMode
 from poptorch.errors import DataError, Error, explain
-from poptorch.options import Options
+from poptorch.options import Options, place_of_data
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -99,13 +99,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             _check_batch_sampler(batch_sampler, self._plan, shuffle, warns=warns)
         elif shuffle is None:
             shuffle = False
-        if divides and options.Distributed.numProcesses > 1:
+        _, processes = place_of_data(options.Distributed)
+        if divides and processes > 1:
             _check_can_be_shared(dataset, self._plan, batch_sampler, kwargs.get("sampler"))
             kwargs["sampler"] = _sampler_of_share(options, len(dataset), self._plan, shuffle=bool(shuffle))
             shuffle = False
         _warn_about_repeats(dataset, num_workers, kwargs)
         if warns:
-            _warn_about_the_end(dataset, self._plan, options.Distributed.numProcesses)
+            _warn_about_the_end(dataset, self._plan, processes)
         super().__init__(
             dataset,
             batch_size=self._plan.fetch_size,
@@ -264,7 +265,7 @@ def _sampler_of_share(options: Options, samples: int, plan: LoadPlan, *, shuffle
             )
         )
     assert plan.combined_batch_size is not None
-    processes, process = options.Distributed.numProcesses, options.Distributed.processId
+    process, processes = place_of_data(options.Distributed)
     share = Share(samples, processes, process, plan.combined_batch_size, plan.drop_last)
     return ShareSampler(share, seed if shuffle else None)
 

@@ -20,7 +20,7 @@ from poptorch.engines.engine import Kernel
 from poptorch.engines.host import Observer, unobserved
 from poptorch.errors import FloatError, explain
 from poptorch.executable import Program
-from poptorch.ir import Phase, StepGraph, note_of, runs_of
+from poptorch.ir import Direction, StepGraph, note_of, runs_of
 from poptorch.ir.python import run_graphs
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -108,11 +108,11 @@ def _name(node: fx.Node) -> str:
 
 def _error(node: fx.Node, problem: str) -> FloatError:
     note = note_of(node)
-    phase = Phase.FORWARD if note is None else note.phase
+    direction = Direction.FORWARD if note is None else note.direction
     details = {} if note is None or note.line is None else {"where": str(note.line)}
     return FloatError(
         explain(
-            f"floating-point exception in {_name(node)} of the {phase.value} pass: {problem}.",
+            f"floating-point exception in {_name(node)} of the {direction.value} pass: {problem}.",
             **details,
             state="the model and the optimiser are as they were after the last finished update",
             fix="keep the operands in range (clamp, a small constant under a fraction, a loss scale), or leave "

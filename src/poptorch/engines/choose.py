@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from poptorch import environment
 from poptorch._logging import warn_once
@@ -16,25 +16,27 @@ from poptorch.engines.toolchain import CannotBuild, Problem
 from poptorch.errors import Error, explain
 from poptorch.executable import Program
 
-ENGINES = ("inductor", "eager")
+ENGINES = ("inductor", "eager", "tiered")
 
 
 def choose_engine(requested: str | None) -> Engine:
     """The engine that the options, the environment or the machine ask for, in this order."""
     name = requested or environment.ENGINE.read()
     if name and name not in ENGINES:
-        raise Error(f"{environment.ENGINE.name} is {name!r}, but the engines are {' and '.join(map(repr, ENGINES))}.")
+        raise Error(f"{environment.ENGINE.name} is {name!r}, but the engines are {', '.join(map(repr, ENGINES))}.")
     if name == "eager":
         return EagerEngine()
     problem = toolchain.without_asserts()
     if problem is not None:
         return _instead(EagerEngine(), problem)  # even if native code was asked for: better slow than wrong
     problem = toolchain.missing()
-    if problem is not None and name:
+    if problem is not None and name == "inductor":
         what = f"the inductor engine was asked for, but {problem.what}."
         raise CannotBuild(explain(what, fix=f"{problem.fix}; or ask for the eager engine"), problem)
     if problem is not None:
         return _instead(EagerEngine(), problem)
+    if name == "tiered":
+        return TieredEngine()
     return NativeEngine() if name else NativeWherePossible(NativeEngine(), EagerEngine())
 
 
@@ -49,6 +51,18 @@ class NativeEngine:
             warnings.simplefilter("ignore")  # about torch's own code, which users can do nothing about
             from poptorch.engines.inductor import InductorEngine
         return InductorEngine().compile(programs, observe)
+
+
+@dataclass(frozen=True)
+class TieredEngine:
+    """The eager engine for now; whoever runs the programs gets native code for them meanwhile, and exchanges it."""
+
+    name: str = "tiered"
+    first: EagerEngine = field(default_factory=EagerEngine)
+    later: NativeEngine = field(default_factory=NativeEngine)
+
+    def compile(self, programs: Sequence[Program], observe: Observer = unobserved) -> dict[str, Kernel]:
+        return self.first.compile(programs, observe)
 
 
 class NativeWherePossible:

@@ -1,4 +1,4 @@
-"""Native code in memory: what Inductor's compiler has built, or bytes of it that are loaded again.
+"""Native code in memory: what was built now, or bytes of it that are loaded again.
 
 Such code is a Python extension module with one function, which takes and gives handles of tensors.
 """
@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import itertools
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,27 +34,37 @@ class NativeCode:
     function: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
     native: Callable[[Any], Any] | None
     writes_in_place: bool  # otherwise it returns new values after the others
-    loaded: bytes | None = None  # what it was loaded from, if it was
+    content: bytes | None = None  # the bytes to load the same code from, unless there is more to it: calls of Python
 
     @classmethod
     def of(cls, function: Any, *, writes_in_place: bool) -> NativeCode:
-        native = inspect.getclosurevars(function).nonlocals.get("f") if inspect.isfunction(function) else None
-        if not inspect.isbuiltin(native) or "constants_tensor" in function.__code__.co_varnames:
-            native = None  # not the wrapper we know, or one that adds tensors of its own
-        return cls(function, native, writes_in_place)
+        """Code from the function that Inductor gives for it; waits until it is built."""
+        deferred = inspect.getclosurevars(function).nonlocals.get("f") if inspect.isfunction(function) else None
+        if not isinstance(deferred, Deferred):
+            return cls(function, None, writes_in_place)  # not the wrapper we know
+        native = deferred.get()
+        if "constants_tensor" in function.__code__.co_varnames:
+            return cls(function, None, writes_in_place)  # a wrapper that adds tensors of its own
+        return cls(function, native, writes_in_place, deferred.content if writes_in_place else None)
 
-    @property
-    def content(self) -> bytes | None:
-        """The bytes to load the same code from; None if there is more to it, such as calls of Python."""
-        if self.loaded is not None:
-            return self.loaded
-        file = getattr(getattr(self.native, "__self__", None), "__file__", None)
-        if not self.writes_in_place or file is None:
-            return None
-        try:
-            return Path(file).read_bytes()
-        except OSError:
-            return None
+
+class Deferred:
+    """The function of a module that is being built: what becomes one as soon as somebody asks."""
+
+    def __init__(self, wait: Callable[[], bytes]) -> None:
+        self._wait = wait
+        self._native: Any = None
+        self.content: bytes | None = None
+
+    def get(self) -> Callable[[Any], Any]:
+        """The function itself; waits until it is there. Raises what went wrong."""
+        if self._native is None:
+            self.content = self._wait()
+            self._native = load_code(self.content).native
+        return self._native
+
+    def __call__(self, handles: Any) -> Any:
+        return self.get()(handles)
 
 
 def load_code(content: bytes) -> NativeCode:
@@ -69,12 +80,14 @@ def load_code(content: bytes) -> NativeCode:
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
+    sys.modules.pop(name, None)  # tools that read the files of all modules would wait for whatever the path is then
+    module.__file__ = None
     native = getattr(module, _ENTRY)
 
     def function(arguments: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         return to_tensors(native(to_handles(arguments)))
 
-    return NativeCode(function, native, writes_in_place=True, loaded=content)
+    return NativeCode(function, native, writes_in_place=True, content=content)
 
 
 _LOADED = itertools.count(1)

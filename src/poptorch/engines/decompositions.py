@@ -13,7 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from poptorch.engines.private import inductor_prims, select_decomp_table
+from poptorch.engines.private import (
+    get_layout_constraint_tag,
+    inductor_prims,
+    lowerings,
+    make_fallback,
+    select_decomp_table,
+    tag_to_layout_constraint,
+)
 
 aten = torch.ops.aten
 _MAX_POOL = aten.max_pool2d_with_indices.default
@@ -39,6 +46,15 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 def runs_in_pytorch(node: fx.Node) -> bool:
     """Whether Inductor must not generate code for an op that is left after decomposition."""
     return node.target in (_MAX_POOL, _MAX_POOL_BACKWARD) or _is_channel_sum(node)
+
+
+def allow_call(op: object) -> None:
+    """Let Inductor call PyTorch for an op that it neither generates code for nor takes apart.
+
+    It would do so by itself, but where the variable CI is set it refuses those that its developers could take apart.
+    """
+    if isinstance(op, torch._ops.OpOverload) and op not in lowerings:
+        make_fallback(op, tag_to_layout_constraint(get_layout_constraint_tag(op)), warn=False)
 
 
 def _ask_who_was_chosen(

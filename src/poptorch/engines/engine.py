@@ -15,7 +15,7 @@ from poptorch.executable import Program
 class Started(NamedTuple):
     """A run of a program up to the point where it writes: `write` does the rest, and is one call of C code.
 
-    `outputs` is None if they are only known afterwards; then they are the first item of what `write` gives.
+    `outputs` is None if they are only known afterwards; then they are the last item of what `write` gives.
     """
 
     write: partial[Any]
@@ -36,7 +36,7 @@ def finish(started: Sequence[Started], *marks: partial[Any]) -> Sequence[torch.T
     calls += marks
     done = list(map(_call, calls))
     outputs = started[0].outputs
-    return done[0][0] if outputs is None else outputs
+    return done[0][-1] if outputs is None else outputs
 
 
 class Bound(Protocol):

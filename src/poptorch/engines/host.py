@@ -17,6 +17,7 @@ class Host:
 
     fixed: frozenset[str] = frozenset()  # the state that nobody changes while the program is bound to it
     channels_last: frozenset[str] = frozenset()  # the parameters whose memory has channels innermost
+    fewest_layers: int = 0  # that are alike, from which on they share code; 0 for none
 
 
 HostPass = Callable[[StepGraph, Host], StepGraph]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NoReturn, TypeVar
 
 from poptorch import environment
 from poptorch._logging import logger
+from poptorch.engines.building import ending_builds_with_us
 from poptorch.engines.calls import cut_at_calls
 from poptorch.engines.code import NativeCode
 from poptorch.engines.codegen import first_line, generate
@@ -21,9 +25,13 @@ from poptorch.engines.passes.channels_last import convolution_weights
 from poptorch.engines.passes.draw_ahead import DRAWS
 from poptorch.engines.passes.native import CAREFUL, NATIVE
 from poptorch.engines.toolchain import CannotBuild, Problem, broken
+from poptorch.engines.vectors import SEARCH
 from poptorch.errors import EngineError, explain
 from poptorch.executable import Program
 from poptorch.ir import StepGraph
+from poptorch.progress import working_on
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,50 +41,87 @@ class InductorEngine:
     def compile(self, programs: Sequence[Program], observe: Observer = unobserved) -> dict[str, Kernel]:
         keep_freed_memory()
         images = convolution_weights(program.graph for program in programs)
-        return {program.name: self._compile(program, images, observe) for program in programs}
+        names = {p.name: f"program {n} of {len(programs)} ({p.name})" for n, p in enumerate(programs, start=1)}
+        begun: dict[str, Callable[[], Kernel]] = {}
+        kernels: dict[str, Kernel] = {}
+        with ending_builds_with_us() as builds:  # while one program is compiled, the code of the next is generated
+            for program in programs:
+                with working_on(names[program.name]):
+                    begun[program.name] = self._begin(program, images, observe)
+            for name, finish in begun.items():
+                with working_on(names[name]):
+                    kernels[name] = finish()
+        for build in builds:
+            build.begin_headers()
+        return kernels
 
-    def _compile(self, program: Program, images: frozenset[str], observe: Observer) -> Kernel:
-        """Native code for a program, or what PyTorch runs op by op if Inductor cannot generate any."""
-        host = Host(program.fixed, images)
-        try:
-            return _attempt(program, host, observe)
-        except Exception as error:
-            problem = broken()
-            if problem is not None or not environment.FALLBACK.flag():
-                raise _not_compiled(program, error, problem) from error
-            logger.warning("%s", _falling_back(program, error))
-        return EagerEngine().compile_one(program, observe)
+    def _begin(self, program: Program, images: frozenset[str], observe: Observer) -> Callable[[], Kernel]:
+        """Begin to compile a program; gives a function that waits for its native code.
+
+        With all optimisations or, if Inductor fails, with fewer; or what PyTorch runs op by op if it fails again.
+        """
+        host = Host(program.fixed, images, environment.ALIKE_LAYERS.integer())
+        first = _postponed(lambda: _kernel(program, run_host_passes(program.graph, host, NATIVE, observe), host))
+
+        def finish() -> Kernel:
+            try:
+                return first()
+            except Exception as error:
+                logger.debug("compiling the %s program again, more carefully: %s", program.name, first_line(error))
+            try:
+                SEARCH.look_again()
+                graph = run_host_passes(program.graph, host, CAREFUL, observe)
+                return _kernel(program, graph, host, is_careful=True)()
+            except Exception as error:
+                problem = broken()
+                if problem is not None or not environment.FALLBACK.flag():
+                    raise _not_compiled(program, error, problem) from error
+                logger.warning("%s", _falling_back(program, error))
+            return EagerEngine().compile_one(program, observe)
+
+        return finish
 
 
-def _attempt(program: Program, host: Host, observe: Observer) -> NativeKernel:
-    """Native code with all optimisations or, if Inductor fails, with fewer."""
+def _postponed(begin: Callable[[], Callable[[], T]]) -> Callable[[], T]:
+    """Begin something that is finished later; an error on the way is raised then."""
     try:
-        return _kernel(program, run_host_passes(program.graph, host, NATIVE, observe), host)
+        return begin()
     except Exception as error:
-        logger.debug("compiling the %s program again with fewer optimisations: %s", program.name, first_line(error))
-    graph = run_host_passes(program.graph, host, CAREFUL, observe)
-    return _kernel(program, graph, host, is_careful=True)
+        return partial(_raise, error)
 
 
-def _kernel(program: Program, graph: StepGraph, host: Host, *, is_careful: bool = False) -> NativeKernel:
-    """Generate code for a host graph: for what the calls in it share, and for each graph that they call."""
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _kernel(program: Program, graph: StepGraph, host: Host, *, is_careful: bool = False) -> Callable[[], NativeKernel]:
+    """Generate code for a host graph: for what the calls in it share, and for each graph that they call.
+
+    It is being compiled when this returns: the function that this gives waits for it.
+    """
     cut = cut_at_calls(graph)
     images = any(spec.owner in host.channels_last for spec in program.state)
-    called: dict[str, NativeCode] = {}
-    for name in dict.fromkeys(call.graph for call in cut.calls):
-        called[name] = generate(graph.graphs[name], is_careful=is_careful)
-    if called:
-        logger.debug("%s: %d pieces of %d patterns", program.name, len(cut.calls), len(called))
-    return NativeKernel(
-        HostState.of(program, graph),
-        changed_strides(program, graph),
-        graph.graphs.get(DRAWS),
-        cut,
-        None if cut.shared is None else generate(cut.shared, has_images=images, is_careful=is_careful),
-        called,
-        returned_count(graph),
-        written_positions(graph),
-    )
+    known = {**graph.graphs, **(cut.own or {})}
+    names = tuple(dict.fromkeys(part.graph for part in cut.parts))
+    if not cut.is_whole:
+        logger.debug("%s: %d parts of %d kinds", program.name, len(cut.parts), len(names))
+    begun: dict[str, Callable[[], NativeCode]] = {}
+    for number, name in enumerate(names, start=1):
+        with nullcontext() if cut.is_whole else working_on(f"part {number} of {len(names)}"):
+            begun[name] = generate(known[name], has_images=images, is_careful=is_careful)
+
+    def finish() -> NativeKernel:
+        return NativeKernel(
+            HostState.of(program, graph),
+            changed_strides(program, graph),
+            graph.graphs.get(DRAWS),
+            replace(cut, own=None),
+            {name: code() for name, code in begun.items()},
+            returned_count(graph),
+            written_positions(graph),
+        )
+
+    return finish
 
 
 def _not_compiled(program: Program, error: Exception, problem: Problem | None) -> EngineError:

@@ -5,9 +5,12 @@ Nothing here needs the code generator, which takes seconds to import.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, repeat
+from operator import add, itemgetter
 from typing import Any
 
 import torch
@@ -24,14 +27,13 @@ from poptorch.ir import StepGraph
 
 @dataclass(frozen=True)
 class NativeKernel:
-    """Native code for a program: for its graph or, if that calls others, for what they share and for each of them."""
+    """Native code for a program: for its graph or, if that calls others, for each part that it is cut into."""
 
     state: HostState
     strides: Strides
     drawing: StepGraph | None  # what random numbers it takes
     cut: Cut
-    shared: NativeCode | None
-    called: Mapping[str, NativeCode]
+    codes: Mapping[str, NativeCode]  # by the names of the graphs
     returned: int
     written: tuple[int, ...]
 
@@ -40,15 +42,10 @@ class NativeKernel:
         draws = Draws(list(wanted.values()), generators) if wanted else None
         drawn = {} if draws is None else dict(zip(wanted, draws.memory, strict=True))
         arranged = self.state.arrange(state, drawn)
-        if self.shared is not None and not self.shared.writes_in_place:
-            return ReturningRun(self, self.shared, arranged, draws, generators[0])
-        scratch = [torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype) for spec in self.cut.scratch]
-        codes = [] if self.shared is None else [self.shared]
-        arguments = [] if self.shared is None else [[arranged[i] for i in self.cut.shared_state] + scratch]
-        for call in self.cut.calls:
-            codes.append(self.called[call.graph])
-            arguments.append([source.find(arranged, scratch) for source in call.operands])
-        return NativeRun(codes, arguments, draws)
+        codes = [self.codes[part.graph] for part in self.cut.parts]
+        if self.cut.is_whole and not codes[0].writes_in_place:
+            return ReturningRun(self, codes[0], arranged, draws, generators[0])
+        return NativeRun(self.cut, codes, arranged, draws)
 
 
 def _draws(drawing: StepGraph | None) -> dict[str, Draw]:
@@ -58,37 +55,66 @@ def _draws(drawing: StepGraph | None) -> dict[str, Draw]:
 
 
 class NativeRun:
-    """Codes that run one after the other on tensors of their own; the first also takes and returns the user's."""
+    """Codes that run one after the other on the tensors of a table; Python does nothing in between."""
 
     writes_early = True
 
-    def __init__(
-        self, codes: Sequence[NativeCode], arguments: Sequence[list[torch.Tensor]], draws: Draws | None
-    ) -> None:
-        self._first, self._others = arguments[0], arguments[1:]
+    def __init__(self, cut: Cut, codes: Sequence[NativeCode], state: list[torch.Tensor], draws: Draws | None) -> None:
+        self._fixed = state + [view.find(state) for view in cut.views]
         self._draws = draws
-        self._codes = codes
+        self._steps = list(zip(codes, cut.parts, strict=True))
         self._natives: list[Any] = [code.native for code in codes]
+        self._only = self._natives[0] if cut.is_whole else None
+        self._empty = [None] * sum(part.results for part in cut.parts)
+        self._takers = [_taker(part.operands) for part in cut.parts]
+        self._return = _taker(cut.returned)
+        self._blanks = [(None,) * len(part.dropped) for part in cut.parts]
+        self._places = [
+            place for part in cut.parts for place in (slice(part.first, part.first + part.results), *part.dropped)
+        ]
 
     def __call__(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         if self._draws is not None:
             self._draws.next()
-        arguments = self._first + tensors
-        if self._others or None in self._natives:
-            return self._start(arguments).write()[0]
-        return to_tensors(self._natives[0](to_handles(arguments)))
+        if self._only is not None:
+            return to_tensors(self._only(to_handles(self._fixed + tensors)))
+        return self._start(tensors).write()[-1]
 
     def start(self, tensors: list[torch.Tensor]) -> Started:
         if self._draws is not None:
             self._draws.next()
-        return self._start(self._first + tensors)
+        return self._start(tensors)
 
-    def _start(self, arguments: list[torch.Tensor]) -> Started:
-        everything = [arguments, *self._others]
+    def _start(self, tensors: list[torch.Tensor]) -> Started:
+        """The call that does everything.
+
+        Each part is fed from the table and its results go into it, then what nobody needs any more is taken out. This
+        happens in iterators that are written in C, one value at a time, so there is no moment for a signal.
+        """
+        table: list[Any] = self._fixed + tensors + self._empty
         if None in self._natives:
-            return Started(partial(_run_uninterrupted, self._codes, everything), None)
-        results = map(to_tensors, map(_CALL, self._natives, map(to_handles, everything)))
-        return Started(partial(list, results), None)
+            return Started(partial(run_uninterrupted, partial(self._run_wrappers, table)), None)
+        arguments = map(to_handles, map(_TAKE, self._takers, repeat(table)))
+        results = map(to_tensors, map(_CALL, self._natives, arguments))
+        entries = chain.from_iterable(map(_JOIN, zip(results), self._blanks))
+        put: Callable[[Any, Any], None] = table.__setitem__
+        everything = partial(deque, map(put, self._places, entries), 0)
+        return Started(partial(list, map(partial.__call__, (everything, partial(self._return, table)))), None)
+
+    def _run_wrappers(self, table: list[Any]) -> list[Any]:
+        """The same through Inductor's Python wrappers; an interrupt has to wait until all are done."""
+        for (code, part), take in zip(self._steps, self._takers, strict=True):
+            table[part.first : part.first + part.results] = code.function(list(take(table)))
+            for place in part.dropped:
+                table[place] = None
+        return [self._return(table)]
+
+
+def _taker(places: Sequence[int]) -> itemgetter[Any]:
+    """What takes a sequence of items out of a table."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0, 0))
 
 
 class ReturningRun:
@@ -122,8 +148,5 @@ class ReturningRun:
 
 
 _CALL = type(len).__call__
-
-
-def _run_uninterrupted(codes: Sequence[NativeCode], arguments: Sequence[list[torch.Tensor]]) -> list[Any]:
-    """Run codes through Inductor's Python wrappers; an interrupt waits until all are done."""
-    return run_uninterrupted(lambda: [code.function(own) for code, own in zip(codes, arguments, strict=True)])
+_TAKE = itemgetter.__call__
+_JOIN: Callable[[tuple[Any, ...], tuple[None, ...]], tuple[Any, ...]] = add

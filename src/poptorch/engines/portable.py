@@ -9,12 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poptorch.engines.calls import Cut, GraphCall, Source, View
+from poptorch.engines.calls import Cut, Part, Source, View
 from poptorch.engines.code import NativeCode, load_code
 from poptorch.engines.engine import Kernel
+from poptorch.engines.host import Host, run_host_passes, unobserved
 from poptorch.engines.host_state import HostState
 from poptorch.engines.memory import keep_freed_memory
 from poptorch.engines.native import NativeKernel
+from poptorch.engines.passes.draw_ahead import calls_python, draw_ahead
+from poptorch.engines.passes.nops import remove_nops
+from poptorch.engines.passes.serialized import write_out_products
+from poptorch.executable import Program
 from poptorch.ir import StepGraph
 from poptorch.ir.serial import (
     FormatError,
@@ -22,8 +27,6 @@ from poptorch.ir.serial import (
     argument_from,
     graph_data,
     graph_from,
-    input_data,
-    input_from,
     op_named,
     origin_data,
     target_name,
@@ -38,6 +41,15 @@ class Portable:
 
     kernels: Mapping[str, Data]
     codes: tuple[bytes, ...]
+
+
+def stays_here(program: Program) -> bool:
+    """Whether native code for a program could not be kept, because it would call Python on its way."""
+    graph = run_host_passes(program.graph, Host(program.fixed), _DECIDING, unobserved)
+    return calls_python(graph)
+
+
+_DECIDING = (remove_nops, write_out_products, draw_ahead)  # the host passes that replace what would call Python
 
 
 def make_portable(kernels: Mapping[str, Kernel]) -> Portable | None:
@@ -68,11 +80,10 @@ def _kernel_data(kernel: NativeKernel, codes: list[bytes]) -> Data:
         "prepare": _graph_data(kernel.state.prepare),
         "strides": {name: list(stride) for name, stride in kernel.strides.items()},
         "drawing": _graph_data(kernel.drawing),
-        "shared_state": kernel.cut.shared_state,
-        "scratch": [input_data(spec) for spec in kernel.cut.scratch],
-        "calls": [[call.graph, [_source_data(source) for source in call.operands]] for call in kernel.cut.calls],
-        "shared": None if kernel.shared is None else number(kernel.shared),
-        "called": {name: number(code) for name, code in kernel.called.items()},
+        "parts": [[part.graph, part.operands, part.first, part.results, part.dropped] for part in kernel.cut.parts],
+        "places": kernel.cut.returned,
+        "views": [_source_data(source) for source in kernel.cut.views],
+        "codes": {name: number(code) for name, code in kernel.codes.items()},
         "returned": kernel.returned,
         "written": kernel.written,
     }
@@ -88,7 +99,7 @@ def _graph_data(graph: StepGraph | None) -> Data:
 
 def _source_data(source: Source) -> Data:
     views = [[target_name(view.op), argument_data(view.args, {})] for view in source.views]
-    return [source.position, source.is_scratch, views]
+    return [source.position, views]
 
 
 def kernels_from(kept: Portable) -> dict[str, Kernel]:
@@ -99,15 +110,16 @@ def kernels_from(kept: Portable) -> dict[str, Kernel]:
 
 
 def _kernel(data: Data, codes: Sequence[NativeCode]) -> NativeKernel:
-    calls = tuple(GraphCall(name, tuple(map(_source, operands))) for name, operands in data["calls"])
-    scratch = tuple(map(input_from, data["scratch"]))
+    parts = [
+        Part(name, tuple(operands), first, results, tuple(dropped))
+        for name, operands, first, results, dropped in data["parts"]
+    ]
     return NativeKernel(
         HostState(tuple(data["given"]), tuple(data["taken"]), _graph(data["prepare"])),
         {name: tuple(stride) for name, stride in data["strides"].items()},
         _graph(data["drawing"]),
-        Cut(None, tuple(data["shared_state"]), scratch, calls),
-        None if data["shared"] is None else codes[data["shared"]],
-        {name: codes[number] for name, number in data["called"].items()},
+        Cut(tuple(parts), tuple(data["places"]), tuple(map(_source, data["views"]))),
+        {name: codes[number] for name, number in data["codes"].items()},
         data["returned"],
         tuple(data["written"]),
     )
@@ -118,7 +130,5 @@ def _graph(data: Data) -> StepGraph | None:
 
 
 def _source(data: Data) -> Source:
-    position, is_scratch, views = data
-    return Source(
-        position, is_scratch, tuple(View(op_named(name), tuple(argument_from(args, ()))) for name, args in views)
-    )
+    position, views = data
+    return Source(position, tuple(View(op_named(name), tuple(argument_from(args, ()))) for name, args in views))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from poptorch import environment
 from poptorch._version import __version__
 from poptorch.engines.toolchain import find_compiler
 
@@ -30,6 +31,7 @@ def surroundings() -> dict[str, str]:
         "threads": str(torch.get_num_threads()),  # Inductor writes the number into its loops
         "compiler": _compiler(),
         "settings": " ".join(settings),
+        "alike layers": environment.ALIKE_LAYERS.read(),
         "oneDNN": str(torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()),  # pyright: ignore
         "precision": torch.get_float32_matmul_precision(),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),

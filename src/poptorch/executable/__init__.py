@@ -5,7 +5,8 @@ from poptorch.executable.executable import AnchorPlan, Batching, Executable
 from poptorch.executable.interface import Arguments, Interface
 from poptorch.executable.program import Program
 from poptorch.executable.restore import executable_from
-from poptorch.executable.schedule import Commit, Instruction, Run, Schedule
+from poptorch.executable.schedule import Commit, Instruction, Meet, Reduce, Run, Schedule
+from poptorch.executable.share import Handover, Home, Share
 from poptorch.executable.state import GroupBinding, Grouping, StateBinding
 from poptorch.executable.timeline import Kind, Part, Task, Timeline, part_name
 
@@ -17,14 +18,19 @@ __all__ = [
     "Executable",
     "GroupBinding",
     "Grouping",
+    "Handover",
+    "Home",
     "IndexCheck",
     "Instruction",
     "Interface",
     "Kind",
+    "Meet",
     "Part",
     "Program",
+    "Reduce",
     "Run",
     "Schedule",
+    "Share",
     "StateBinding",
     "Task",
     "Timeline",

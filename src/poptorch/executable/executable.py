@@ -11,9 +11,10 @@ from poptorch.executable.data import plain, tensors_in
 from poptorch.executable.interface import Interface
 from poptorch.executable.program import Program
 from poptorch.executable.schedule import Schedule
+from poptorch.executable.share import Share
 from poptorch.executable.state import StateBinding
 from poptorch.executable.timeline import Timeline
-from poptorch.ir import Guard, InputSpec, OutputSpec
+from poptorch.ir import Guard, InputSpec, OutputSpec, Role
 from poptorch.ir.digest import digest
 
 
@@ -69,6 +70,7 @@ class Executable:
     random_seed: int | None = None
     outputs: tuple[OutputSpec, ...] = ()  # of a micro-batch: the user's, then anchors and guards if there are any
     timeline: Timeline | None = None  # what the IPUs of a replica would do; the schedule is what is run here
+    share: Share | None = None  # if other processes have programs for other stages
 
     def program(self, name: str) -> Program:
         return next(program for program in self.programs if program.name == name)
@@ -90,7 +92,9 @@ class Executable:
 
     @property
     def ipus(self) -> int:
-        """How many IPUs all replicas take together."""
+        """How many IPUs all replicas take together, in this process."""
+        if self.share is not None:
+            return self.share.ipus * self.batching.replicas
         return (1 if self.timeline is None else 1 + max(self.timeline.ipus)) * self.batching.replicas
 
     @property
@@ -99,9 +103,15 @@ class Executable:
         return frozenset(name for program in self.steps for name in program.written_state)
 
     @property
+    def trains(self) -> bool:
+        """Whether a call changes parameters."""
+        written = {name for program in self.programs for name in program.written_state}
+        return any(spec.role is Role.PARAMETER and spec.name in written for spec in self.state)
+
+    @property
     def is_cut(self) -> bool:
-        """Whether micro-batches go through several programs."""
-        return len(self.steps) > 1
+        """Whether micro-batches go through several programs, here or in other processes."""
+        return len(self.steps) > 1 or self.share is not None
 
     @property
     def update(self) -> Program | None:
@@ -114,6 +124,8 @@ class Executable:
 
     @property
     def guards(self) -> tuple[Guard, ...]:
+        if self.share is not None:
+            return self.share.guards
         return next((program.guards for program in self.steps if program.guards), ())
 
     @property

@@ -22,7 +22,8 @@ from poptorch.executable.data import Data
 from poptorch.executable.executable import AnchorPlan, Batching, Executable
 from poptorch.executable.interface import Arguments, Interface
 from poptorch.executable.program import Program
-from poptorch.executable.schedule import Commit, Run, Schedule
+from poptorch.executable.schedule import Commit, Meet, Reduce, Run, Schedule
+from poptorch.executable.share import Handover, Home, Share
 from poptorch.executable.state import GroupBinding, Grouping, StateBinding
 from poptorch.executable.timeline import Task, Timeline
 from poptorch.ir import Guard, InputSpec, OutputSpec, Role, SourceLine, StepGraph, verify
@@ -42,14 +43,19 @@ _KINDS: dict[str, type] = {
         GroupBinding,
         Grouping,
         Guard,
+        Handover,
+        Home,
         IndexCheck,
         InputSpec,
         Interface,
+        Meet,
         OutputSpec,
         Program,
         Range,
+        Reduce,
         Run,
         Schedule,
+        Share,
         StateBinding,
         Task,
         Timeline,
@@ -179,6 +185,7 @@ def _check(executable: Executable) -> None:
         "two programs of one name": len(names) != len(executable.programs),
         "an unknown program": not {run.program for run in schedule.runs} <= names,
         "an unknown update": not updates <= names,
+        "an impossible reduction": not _is_possible(schedule.reduction, executable),
         "calls of functions, which no file may make": any(
             takes_turns(node) for program in executable.programs for node in program.graph.ops.nodes
         ),
@@ -203,6 +210,11 @@ def _check(executable: Executable) -> None:
 
 
 _MOST = 4096  # replicas of one process
+
+
+def _is_possible(reduction: Reduce | None, executable: Executable) -> bool:
+    sums = {spec.name for spec in executable.state if spec.role is Role.ACCUMULATOR}
+    return reduction is None or (sums.issuperset(reduction.accumulators) and 1 < reduction.processes <= _MOST**2)
 
 
 def _room_for_gradients(executable: Executable) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,42 @@ class Commit:
         return " ".join(self.updates) or "commit"
 
 
-Instruction = Run | Commit
+@dataclass(frozen=True)
+class Reduce:
+    """Add up gradient accumulators over all processes, before the commit that uses them.
+
+    If it is `in_order`, the gradients of single micro-batches are added up as one process with all replicas would do
+    it: by accumulation step, then by global replica. If it then `averages`, it keeps their running mean.
+    """
+
+    accumulators: tuple[str, ...]
+    processes: int
+    ipus: tuple[int, ...]
+    slot: int
+    in_order: bool = False
+    averages: bool = False
+
+    def __str__(self) -> str:
+        return f"reduce {len(self.accumulators)} over {self.processes} processes{' in order' * self.in_order}"
+
+
+@dataclass(frozen=True)
+class Meet:
+    """Wait until all processes that share the IPUs of a replica are ready for the commit, or learn that one has failed.
+
+    The program, if there is one, computes what updates of other processes need to know.
+    """
+
+    program: str | None
+    processes: int
+    ipus: tuple[int, ...]
+    slot: int
+
+    def __str__(self) -> str:
+        return f"meet {self.processes} processes"
+
+
+Instruction = Run | Reduce | Meet | Commit
 
 
 @dataclass(frozen=True)
@@ -53,16 +89,21 @@ class Schedule:
     def __post_init__(self) -> None:
         self._verify()
 
-    @property
+    @cached_property
     def runs(self) -> tuple[Run, ...]:
         return tuple(instruction for instruction in self.instructions if isinstance(instruction, Run))
 
-    @property
+    @cached_property
+    def reduction(self) -> Reduce | None:
+        """What is exchanged with other processes before a commit."""
+        return next((step for step in self.instructions if isinstance(step, Reduce)), None)
+
+    @cached_property
     def width(self) -> int:
         """How many micro-batches each run computes side by side."""
         return self.runs[0].width if self.runs else 1
 
-    @property
+    @cached_property
     def is_revocable(self) -> bool:
         """Whether something that a run writes can still be taken back: there is a commit to wait for."""
         return any(isinstance(instruction, Commit) for instruction in self.instructions)
@@ -85,6 +126,8 @@ class Schedule:
         if self.is_revocable:
             assert isinstance(self.instructions[-1], Commit), "a round ends with what makes it final"
             assert not any(run.commits for run in self.runs), "a run commits by itself, or a commit does it for all"
+        if self.reduction is not None:
+            assert self.reduction is self.instructions[-2], "what is reduced is complete, and then committed"
 
     def __str__(self) -> str:
         return "\n".join(_print(self))

@@ -5,11 +5,11 @@ from poptorch.ir.control import call_graph, choose_graph, is_control, repeat_gra
 from poptorch.ir.edit import insert, insert_as, without_identities
 from poptorch.ir.graph import (
     SCOPE,
+    Direction,
     Guard,
     Hint,
     HintValue,
     Note,
-    Phase,
     StepGraph,
     annotation,
     give_name,
@@ -34,7 +34,7 @@ __all__ = [
     "Note",
     "OutputRole",
     "OutputSpec",
-    "Phase",
+    "Direction",
     "Placement",
     "Role",
     "Signature",

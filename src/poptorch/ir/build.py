@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from poptorch.ir.control import call_graph, called_graphs
-from poptorch.ir.graph import Guard, Note, StepGraph, annotation
+from poptorch.ir.graph import Guard, Note, StepGraph, annotation, copy_node
 from poptorch.ir.inline import inline_as
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature
 from poptorch.ir.values import describe, update_value, value_of
@@ -63,7 +63,7 @@ class GraphBuilder:
         """The same ops as in another graph, with the values that stand for their operands here."""
         for node in nodes:
             if node.op == "call_function":
-                self.copies[node] = self._ops.node_copy(node, self.copies.__getitem__)
+                self.copies[node] = copy_node(self._ops, node, self.copies)
 
     def call(self, note: Note, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """A new op."""

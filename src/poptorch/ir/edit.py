@@ -16,7 +16,7 @@ from poptorch.ir.values import update_value
 
 
 def insert(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A new op at the graph's insertion point that belongs to the same phase and line as `like`."""
+    """A new op at the graph's insertion point that belongs to the same direction and line as `like`."""
     node = graph.call_function(target, args, kwargs)
     node.meta = {"custom": like.meta.get("custom", {})}
     update_value(node)

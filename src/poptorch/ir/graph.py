@@ -1,6 +1,6 @@
 """`StepGraph`: an FX graph of ATen ops with a typed signature, that prints as a small program and can be verified.
 
-Every op node carries a `Note` in its metadata: the phase it belongs to, the line of the user's code it came from, and
+Every op node carries a `Note` in its metadata: the direction it works in, the line of the user's code it came from, and
 the hints that users gave about it.
 """
 
@@ -24,8 +24,8 @@ from poptorch.ir.source import SourceLine
 from poptorch.ir.values import value_of
 
 
-class Phase(Enum):
-    """Which part of a training step an op belongs to."""
+class Direction(Enum):
+    """Which way an op works: towards the loss, back from it, or on the weights."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -41,7 +41,7 @@ SCOPE = "scope"  # the kind of hint that names a part of the program, see `names
 class Note:
     """What we know about one op beside what it computes."""
 
-    phase: Phase
+    direction: Direction
     line: SourceLine | None = None
     path: str = ""  # of the submodule, for example "encoder.0.fc"
     name: str = ""  # by which users ask for the value, if it is not called after its op
@@ -66,10 +66,23 @@ def note_of(node: fx.Node) -> Note | None:
     return cast("Note | None", node.meta.get("custom", {}).get(_NOTE))
 
 
+def copy_node(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    """The same op at the end of another graph, on the copies of its operands.
+
+    Arguments come second: PyTorch would search those that come with a new node for symbols, which are not in graphs.
+    """
+    copied = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
+    copied.args = fx.map_arg(node.args, copies.__getitem__)  # pyright: ignore[reportAttributeAccessIssue]
+    if node.kwargs:
+        copied.kwargs = fx.map_arg(node.kwargs, copies.__getitem__)  # pyright: ignore[reportAttributeAccessIssue]
+    copied.meta = dict(node.meta)
+    return copied
+
+
 def is_update(node: fx.Node) -> bool:
     """Whether an op belongs to the weight update."""
     note = note_of(node)
-    return node.op == "call_function" and note is not None and note.phase is Phase.UPDATE
+    return node.op == "call_function" and note is not None and note.direction is Direction.UPDATE
 
 
 def give_name(node: fx.Node, name: str) -> None:
@@ -156,7 +169,9 @@ class StepGraph:
     def copy_ops(self) -> fx.Graph:
         """A copy of the ops that may be edited; node metadata is shared."""
         graph = fx.Graph()
-        graph.output(graph.graph_copy(self.ops, {}))  # pyright: ignore[reportArgumentType]
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in self.ops.nodes:
+            copies[node] = copy_node(graph, node, copies)
         return graph
 
     def count_ops(self) -> int:
@@ -265,7 +280,7 @@ def _origin(node: fx.Node, has_blocks: bool) -> str:
     hints = "".join(f"  {_hint(*hint)}" for hint in note.hints)
     where = f"  {note.placement!s:<13}" if has_blocks and note.placement is not None else ""
     line = "" if note.line is None else f"  {note.line.short}  {note.line.text}"
-    return f"{note.phase.value:<8}{where}{hints}{line}".rstrip()
+    return f"{note.direction.value:<8}{where}{hints}{line}".rstrip()
 
 
 def _hint(kind: str, value: HintValue) -> str:

@@ -13,7 +13,7 @@ from torch import fx
 
 from poptorch.ir.build import GraphBuilder
 from poptorch.ir.control import is_control
-from poptorch.ir.graph import Note, Phase, StepGraph, note_of
+from poptorch.ir.graph import Direction, Note, StepGraph, note_of
 from poptorch.ir.ops import ancestors, has_effect, is_random, is_view, memory_owner
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role
 from poptorch.ir.values import value_of
@@ -72,7 +72,7 @@ def _own_memory(builder: GraphBuilder, result: fx.Node) -> fx.Node:
     copied = builder.copies[result]
     if memory_owner(copied).op != "placeholder":
         return copied
-    return builder.call(note_of(result) or Note(Phase.FORWARD), aten.clone.default, copied)
+    return builder.call(note_of(result) or Note(Direction.FORWARD), aten.clone.default, copied)
 
 
 def _preparation(graph: StepGraph, derived: dict[fx.Node, InputSpec]) -> StepGraph:

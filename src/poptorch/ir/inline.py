@@ -15,7 +15,7 @@ from poptorch.ir.values import fake_mode, value_of
 def inline(graph: fx.Graph, like: fx.Node, function: Callable[..., Any], *args: Any) -> Any:
     """The ops of a function of tensors at the graph's insertion point; nodes take the place of tensors.
 
-    New ops belong to the same phase and line as `like`. The result is nested as that of the function.
+    New ops belong to the same direction and line as `like`. The result is nested as that of the function.
     """
     return inline_as(graph, like.meta.get("custom", {}), function, *args)
 

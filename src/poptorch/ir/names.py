@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from poptorch.ir.control import choose_graph, repeat_graph, repeat_while
-from poptorch.ir.graph import SCOPE, Note, Phase, StepGraph, note_of
+from poptorch.ir.graph import SCOPE, Direction, Note, StepGraph, note_of
 from poptorch.ir.ops import as_op
 from poptorch.ir.signature import OutputRole, Role
 from poptorch.ir.values import value_of
@@ -55,7 +55,7 @@ def tensor_names(graph: StepGraph, *, with_paths: bool = True) -> Names:
     stems: dict[fx.Node, str] = {}
     for node in graph.ops.nodes:
         note = note_of(node)
-        if node.op != "call_function" or note is None or note.phase is Phase.UPDATE or _is_hint(node):
+        if node.op != "call_function" or note is None or note.direction is Direction.UPDATE or _is_hint(node):
             continue
         if note.name:
             values[note.name] = node
@@ -63,7 +63,7 @@ def tensor_names(graph: StepGraph, *, with_paths: bool = True) -> Names:
         if node.target is operator.getitem:
             values[f"{stems[node.args[0]]}:{node.args[1]}"] = node
             continue
-        backward = ["Gradient"] if note.phase is Phase.BACKWARD else []
+        backward = ["Gradient"] if note.direction is Direction.BACKWARD else []
         stem = "/".join([*_place(note, with_paths=with_paths), *backward, _kind(node)])
         counts[stem] += 1
         stems[node] = stem if counts[stem] == 1 else f"{stem}__{counts[stem] - 1}"

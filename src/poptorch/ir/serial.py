@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from poptorch.ir.control import call_graph, choose_graph, repeat_graph, repeat_while
-from poptorch.ir.graph import Guard, HintValue, Note, Phase, StepGraph, annotation, note_of
+from poptorch.ir.graph import Direction, Guard, HintValue, Note, StepGraph, annotation, note_of
 from poptorch.ir.ops import Op, as_op
 from poptorch.ir.placement import Placement
 from poptorch.ir.ranges import Range
@@ -96,7 +96,7 @@ def _op_data(node: fx.Node, numbers: Mapping[fx.Node, int]) -> list[Data]:
         argument_data(node.args, numbers),
         {key: argument_data(value, numbers) for key, value in node.kwargs.items()},
         _value_data(value_of(node)),
-        None if note is None else note.phase.value,
+        None if note is None else note.direction.value,
         None if note is None or note.placement is None else list(astuple(note.placement)),
         0 if note is None else note.replica,
     ]
@@ -183,13 +183,13 @@ def _graph(data: Mapping[str, Data], origin: Mapping[str, Data], constants: Mapp
     for index, spec in enumerate(inputs):
         nodes.append(graph.placeholder(f"in{index}"))
         nodes[-1].meta = {"val": _value(_tensor_data(spec.dtype, spec.shape, spec.stride))}
-    for (name, args, kwargs, value, phase, placed, replica), place in zip(data["ops"], origin["ops"], strict=True):
+    for (name, args, kwargs, value, direction, placed, replica), place in zip(data["ops"], origin["ops"], strict=True):
         named = {_keyword(key): argument_from(item, nodes) for key, item in kwargs.items()}
         node = graph.call_function(op_named(name), tuple(argument_from(args, nodes)), named)
         node.meta = {"val": _value(value)}
-        if phase is not None:
+        if direction is not None:
             placement = None if placed is None else _placement(*placed)
-            note = replace(_note(Phase(phase), *place), placement=placement, replica=int(replica))
+            note = replace(_note(Direction(direction), *place), placement=placement, replica=int(replica))
             node.meta["custom"] = annotation(note)
         nodes.append(node)
     outputs = tuple(_output(item[:-1]) for item in data["outputs"])
@@ -210,9 +210,9 @@ def _placement(block: str, stage: int, phase: int, ipu: int, section: int) -> Pl
     return Placement(str(block), int(stage), int(phase), int(ipu), int(section))
 
 
-def _note(phase: Phase, line: Data, path: str, name: str, hints: Sequence[tuple[str, Data]]) -> Note:
+def _note(direction: Direction, line: Data, path: str, name: str, hints: Sequence[tuple[str, Data]]) -> Note:
     known = tuple((_line(kind), _frozen(value)) for kind, value in hints)
-    return Note(phase, line_from(line), _line(path), _line(name), known)
+    return Note(direction, line_from(line), _line(path), _line(name), known)
 
 
 def _frozen(data: Data) -> HintValue:

@@ -23,7 +23,7 @@ _OPERATIONS: dict[str, Any] = {
 
 
 class Processes:
-    """Which of how many processes this one is, as its options say; torchrun's or SLURM's variables do not count."""
+    """Which of how many processes this one is, as its options say, which know the variables of launchers."""
 
     def __init__(self, package: Lightning, options: poptorch.Options | None) -> None:
         if options is None:

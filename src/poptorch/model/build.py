@@ -3,39 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
-from poptorch._logging import logger, warn_once
+from poptorch._logging import warn_once
 from poptorch.capture import Call, Captured
-from poptorch.compiler import Surroundings, compile_graph, dumping, is_dumping, show_captured
-from poptorch.engines import EagerEngine, Engine, Kernel
+from poptorch.compiler import Surroundings, compile_graph, dumping, show_captured
+from poptorch.engines import EagerEngine, Engine, TieredEngine
 from poptorch.executable import Executable, GroupBinding, Interface
 from poptorch.model.arguments import CallSpec
 from poptorch.model.buffers import check_broadcast
+from poptorch.model.display import Display, displaying
+from poptorch.model.garbage import collecting_later
 from poptorch.model.grouping import plan_groupings, run_on_one_group
 from poptorch.model.hooks import compile_hooks
+from poptorch.model.kernels import PHASE, Task
 from poptorch.model.loading import Loaded
 from poptorch.model.locking import COMPILING
+from poptorch.model.materialise import materialise
 from poptorch.model.modes import Flags, ModuleWatch, flags_of, run_with_flags
 from poptorch.model.optimizers import OptimizerSet, is_number
 from poptorch.model.owned_state import OwnedState
-from poptorch.model.program_state import ProgramState, Strides
+from poptorch.model.program_state import ProgramState, Strides, strides_of
 from poptorch.model.snapshot import Snapshot
+from poptorch.model.tiers import Made, begin
 from poptorch.model.variants import Variant
 from poptorch.ops.collectives import running_on
 from poptorch.options import Settings
-from poptorch.runtime import Session
-from poptorch.store import Cache, cache_folder, compile_cached, read_kernels
+from poptorch.processes import Group
+from poptorch.runtime import Seat, Session
+from poptorch.store import Cache, cache_folder, read_kernels
 from poptorch.store.files import programs_digest
-
-Announce = Callable[[str], None]  # names what is going on
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ class Blueprint:
     replica_groups: Mapping[str, tuple[Any, ...]]
     scale_factor: torch.Tensor  # of automatic loss scaling, the same for all variants
     warned: set[str]
+    group: Group | None = None  # the other processes, if a step exchanges anything with them
+
+    @property
+    def seat(self) -> Seat:
+        return Seat(self.settings.processes.index, self.group)
 
 
 def build(
@@ -58,38 +65,49 @@ def build(
     start = time.perf_counter()
     settings, module = blueprint.settings, blueprint.module
     watch = ModuleWatch(module)
-    with COMPILING, _progress(settings.report.show_progress) as phase:
-        phase("Capturing the model")
-        parameters = dict(module.named_parameters())
-        groupings = plan_groupings(parameters, blueprint.replica_groups, settings)
+    with COMPILING, displaying(_shows_progress(settings)) as display:
+        with collecting_later():
+            captured, executable, observe = _lower(blueprint, call, tensors, flags, display)
+        display.phase(PHASE)
+        made = _compile(blueprint, executable, observe, display)
+        with made.in_use():
+            check_broadcast(settings, module, executable)
+            display.phase("Loading")
+            materialise(module, executable, training=settings.is_training)
+            state = _own(blueprint, captured, executable, strides_of(made.kernels))
+            if before is not None:
+                state.take_over(before.state)
+            session = Session(executable, made.kernels, state.tensors(), blueprint.seat)
+            state.confirm()
+            if before is not None:
+                session.random.go_on_from(before.session.random)
+    seconds = time.perf_counter() - start
+    return Variant(call, flags, watch, session, state, reason, seconds, made.engine, made.upgrade)
 
-        def capture() -> Captured:
-            return run_with_flags(module, flags, lambda: _capture(blueprint, call, tensors))
 
-        with compile_hooks():
-            captured = run_on_one_group(parameters, groupings, capture)
-        show_captured(captured.graph)
-        phase("Optimising the graph")
-        observe = dumping("training" if settings.is_training else "inference")
-        around = Surroundings(
-            Interface(call, captured.result, tuple(spec.name for spec in captured.graph.signature.user_inputs)),
-            _bindings(captured),
-            groupings,
-        )
-        executable = compile_graph(captured.graph, around, _without_numbers(settings), observe)
-        phase("Compiling the programs")
-        kernels = _compile(blueprint, executable, observe)
-        check_broadcast(settings, module, executable)
-        phase("Loading")
-        strides = {name: stride for kernel in kernels.values() for name, stride in kernel.strides.items()}
-        state = _own(blueprint, captured, executable, strides)
-        if before is not None:
-            state.take_over(before.state)
-        session = Session(executable, kernels, state.tensors())
-        state.confirm()
-        if before is not None:
-            session.random.go_on_from(before.session.random)
-    return Variant(call, flags, watch, session, state, reason, time.perf_counter() - start)
+def _lower(
+    blueprint: Blueprint, call: CallSpec, tensors: list[torch.Tensor], flags: Flags, display: Display
+) -> tuple[Captured, Executable, Callable[..., None]]:
+    """Capture the model, bring what was captured to its final form, and give what observes the passes."""
+    settings, module = blueprint.settings, blueprint.module
+    display.phase("Capturing the model")
+    parameters = dict(module.named_parameters())
+    groupings = plan_groupings(parameters, blueprint.replica_groups, settings)
+
+    def capture() -> Captured:
+        return run_with_flags(module, flags, lambda: _capture(blueprint, call, tensors))
+
+    with compile_hooks():
+        captured = run_on_one_group(parameters, groupings, capture)
+    show_captured(captured.graph)
+    display.phase("Optimising the graph")
+    observe = dumping("training" if settings.is_training else "inference")
+    around = Surroundings(
+        Interface(call, captured.result, tuple(spec.name for spec in captured.graph.signature.user_inputs)),
+        _bindings(captured),
+        groupings,
+    )
+    return captured, compile_graph(captured.graph, around, _without_numbers(settings), observe), observe
 
 
 def build_loaded(blueprint: Blueprint, loaded: Loaded) -> Variant:
@@ -97,33 +115,35 @@ def build_loaded(blueprint: Blueprint, loaded: Loaded) -> Variant:
     start = time.perf_counter()
     executable, module = loaded.executable, blueprint.module
     watch = ModuleWatch(module)
-    with COMPILING, _progress(blueprint.settings.report.show_progress) as phase:
-        phase("Compiling the programs")
-        kernels = _find_kernels(blueprint, loaded)
-        phase("Loading")
-        groups = loaded.trained_groups(module, blueprint.optimizers.plans)
-        graph, result = executable.step.graph, executable.interface.result
-        captured = Captured(graph, result, groups, loaded.loss_type, loaded.reached)
-        strides = {name: stride for kernel in kernels.values() for name, stride in kernel.strides.items()}
-        state = _own(blueprint, captured, executable, strides)
-        session = Session(executable, kernels, state.tensors())
-        state.confirm()
-        if loaded.random is not None:
-            session.random.state = loaded.random
+    with COMPILING, displaying(_shows_progress(blueprint.settings)) as display:
+        display.phase(PHASE)
+        made = _find_kernels(blueprint, loaded, display)
+        with made.in_use():
+            display.phase("Loading")
+            groups = loaded.trained_groups(module, blueprint.optimizers.plans)
+            graph, result = executable.step.graph, executable.interface.result
+            captured = Captured(graph, result, groups, loaded.loss_type, loaded.reached)
+            state = _own(blueprint, captured, executable, strides_of(made.kernels))
+            session = Session(executable, made.kernels, state.tensors(), blueprint.seat)
+            state.confirm()
+            if loaded.random is not None:
+                session.random.state = loaded.random
     call = CallSpec.like(executable.interface.arguments)
     flags = loaded.flags if len(loaded.flags) == len(flags_of(module)) else flags_of(module)
-    return Variant(call, flags, watch, session, state, f"read from {loaded.path}", time.perf_counter() - start)
+    reason, seconds = f"read from {loaded.path}", time.perf_counter() - start
+    return Variant(call, flags, watch, session, state, reason, seconds, made.engine, made.upgrade)
 
 
-def _find_kernels(blueprint: Blueprint, loaded: Loaded) -> dict[str, Kernel]:
+def _find_kernels(blueprint: Blueprint, loaded: Loaded, display: Display) -> Made:
     """Kernels from the native code in a file, if this user made it here; otherwise they are compiled."""
     executable, observe = loaded.executable, dumping("loaded")
-    if blueprint.engine.name == "inductor":
+    engine = blueprint.engine.later if isinstance(blueprint.engine, TieredEngine) else blueprint.engine
+    if engine.name == "inductor":
         found = read_kernels(loaded.container, programs_digest(executable))
         if found is not None:
             once = [program for program in executable.programs if program is executable.prepare]
-            return {**found, **EagerEngine().compile(once, observe)}
-    return _compile(blueprint, executable, observe)
+            return Made({**found, **EagerEngine().compile(once, observe)}, engine.name)
+    return _compile(blueprint, executable, observe, display)
 
 
 def _capture(blueprint: Blueprint, call: CallSpec, tensors: list[torch.Tensor]) -> Captured:
@@ -156,14 +176,26 @@ def _without_numbers(settings: Settings) -> Settings:
     return replace(settings, report=replace(settings.report, anchored=anchored))
 
 
-def _compile(blueprint: Blueprint, executable: Executable, observe: Callable[..., None]) -> dict[str, Kernel]:
+def _compile(blueprint: Blueprint, executable: Executable, observe: Callable[..., None], display: Display) -> Made:
     """Kernels for all programs; one that runs once per set of weights is not worth native code."""
     checks = blueprint.settings.precision.floating_point_checks
     once = [program for program in executable.programs if program is executable.prepare and not checks]
     often = [program for program in executable.programs if program not in once]
-    cache = None if is_dumping() else find_cache(blueprint.settings)  # whoever looks at passes wants to see them run
-    often_kernels = compile_cached(cache, blueprint.engine, executable, often, observe)
-    return {**often_kernels, **EagerEngine().compile(once, observe)}
+    settings, engine = blueprint.settings, blueprint.engine
+    task = Task(executable, often, find_cache(settings), observe, _shows_progress(settings))
+    if isinstance(engine, TieredEngine) and blueprint.group is not None:
+        engine = engine.later  # processes would change the engine at different times, and their weights drift apart
+    if isinstance(engine, TieredEngine):
+        made = begin(engine, task, display)
+    else:
+        kernels = task.compile(engine, display)
+        made = Made(kernels, engine.name)  # which may have become another one on the way
+    return replace(made, kernels={**made.kernels, **EagerEngine().compile(once, observe)})
+
+
+def _shows_progress(settings: Settings) -> bool:
+    """Whether this process tells how a compilation goes on: of several, the first does."""
+    return settings.report.show_progress and settings.processes.index == 0
 
 
 def find_cache(settings: Settings) -> Cache | None:
@@ -184,22 +216,3 @@ def _own(blueprint: Blueprint, captured: Captured, executable: Executable, strid
     return OwnedState(
         blueprint.module, optimizers.optimizers, optimizers.plans, captured, executable, strides, blueprint.scale_factor
     )
-
-
-@contextmanager
-def _progress(show: bool) -> Iterator[Announce]:
-    """A bar that names the phases of a compilation; silent if standard error is not a terminal."""
-    with tqdm(
-        desc="Graph compilation",
-        total=None,
-        disable=None if show else True,
-        leave=False,
-        bar_format="{desc} [{elapsed}]",
-    ) as bar:
-
-        def phase(name: str) -> None:
-            logger.debug("%s", name)
-            bar.set_description_str(f"Graph compilation: {name}")
-            bar.refresh()
-
-        yield phase

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 
@@ -23,3 +24,19 @@ def clocks_of(parameters: Iterable[torch.Tensor]) -> list[Clock]:
     fresh = Clock()
     found: list[Clock] = [_CLOCKS.setdefault(parameter, fresh) for parameter in parameters]  # pyright: ignore
     return list(dict.fromkeys(found))
+
+
+def exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Give a tensor the contents of another one, whatever their devices; its object and its clock stay.
+
+    Raises RuntimeError if something else holds on to the tensor.
+    """
+    if isinstance(tensor, nn.Parameter):
+        other = nn.Parameter(other, requires_grad=tensor.requires_grad)
+    vars(other).update(vars(tensor))
+    clock = _CLOCKS.pop(tensor, None)  # a weak reference, which PyTorch does not allow here
+    try:
+        torch.utils.swap_tensors(tensor, other)
+    finally:
+        if clock is not None:
+            _CLOCKS[tensor] = clock

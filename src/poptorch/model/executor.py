@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -23,21 +24,18 @@ from poptorch.model.arguments import ArgumentBinder, CallSpec, prepare
 from poptorch.model.attachment import Attachment
 from poptorch.model.buffers import updatable_buffers
 from poptorch.model.build import Blueprint, build, build_loaded
+from poptorch.model.engine_use import EngineUse
 from poptorch.model.graph_json import graph_json
 from poptorch.model.grouping import ReplicaGroups
 from poptorch.model.loading import Loaded, open_file
 from poptorch.model.locking import Lock, one_at_a_time
 from poptorch.model.measurements import Measurements
-from poptorch.model.modes import (
-    Flags,
-    flags_in_mode,
-    flags_of,
-    switched_warning,
-)
+from poptorch.model.modes import Flags, flags_in_mode, flags_of, switched_warning
 from poptorch.model.optimizers import GROUPS_CHANGED, Optimizers, OptimizerSet, needs_running_mean, with_running_mean
 from poptorch.model.own_options import own_options
 from poptorch.model.parameter_proxy import ParameterProxy
 from poptorch.model.printing import module_repr
+from poptorch.model.processes import Companions
 from poptorch.model.replacement import inherit_state
 from poptorch.model.synthetic import SyntheticInputs
 from poptorch.model.variants import Variant, Variants
@@ -51,7 +49,7 @@ _NOT_COMPILED = (
 )
 
 
-class PoplarExecutor(Measurements):
+class PoplarExecutor(EngineUse, Measurements):
     """A model that runs as a compiled program; made by `trainingModel` and `inferenceModel`, called like the model."""
 
     def __init__(
@@ -84,8 +82,10 @@ class PoplarExecutor(Measurements):
         self.per_replica_params: dict[str, ReplicaGroups | tuple[Any, ...]] = {}
         self._warned: set[str] = set()
         self._synthetic = SyntheticInputs(self._settings.engine.synthetic_data, self._settings.engine.random_seed)
+        self._companions = Companions(self._traced, self._settings)
         announce()
         self._attachment = Attachment(self._settings.placement, self._settings.batching.replicas)
+        self._variants = Variants()
         self._forget()
         if optimizer is not None:
             self.setOptimizer(optimizer)
@@ -97,6 +97,7 @@ class PoplarExecutor(Measurements):
         """Back to the state before compilation."""
         self._current: Variant | None = None
         self._wanted: Flags | None = None  # of the program for the next call, if it need not be the current one
+        self._variants.close()
         self._variants = Variants()
         self._scale_factor = torch.ones(())
         self._attachment.detach()
@@ -133,7 +134,9 @@ class PoplarExecutor(Measurements):
         try:
             tensors = self._inputs(self._tensors(args, kwargs))
             return self._run(self._compiled(), tensors)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self._companions.refuse(self._current, error)
             self._forget_since(before)
             raise
 
@@ -144,8 +147,11 @@ class PoplarExecutor(Measurements):
         if self._optimizers.has_other_groups and "groups" not in self._warned:
             self._warned.add("groups")
             logger.warning(GROUPS_CHANGED)
+        self._companions.let_go(variant)
         if variant.state.has_changed(variant.watch):
             variant.bind()
+        if variant.upgrade is not None:
+            variant.upgrade_if_ready()
         self._optimizers.mark_step()
         variant.state.begin_call()
         outputs, variant.anchored, variant.trace = variant.session.run(tensors)
@@ -196,7 +202,8 @@ class PoplarExecutor(Measurements):
             call = CallSpec.of(self._binder, args, kwargs)
             reason = reason or ("train()" if all(flags) else "eval()")
             logger.info("compiling again for %s: %s", call, reason)
-            self._build(call, args, kwargs, reason, flags)
+            with self._companions.compiling(lambda: self._current):
+                self._build(call, args, kwargs, reason, flags)
             self._variants.drop_outdated()
             return call.tensors(args, kwargs)
         self._switch(found)
@@ -247,14 +254,20 @@ class PoplarExecutor(Measurements):
         self._compile(*self._binder.bind(args, kwargs))
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make the first program, if all processes of the program can, and begin with the same weights."""
+        self._companions.connect(self._engine.name)
+        with self._companions.compiling(lambda: self._current):
+            self._compile_alone(args, kwargs)
+        self._companions.start(self._compiled())
+
+    def _compile_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         validate(self._options.toDict())
         limit_repeats(self._settings.report.repeats)
         updatable_buffers(self._settings, self._traced)
-        self._check_processes()
         if self._settings.report.counts_cycles and self._attachment.uses_model:
             raise Error("Cycle count logging is only supported on actual IPU hardware, not on the IPU model.")
         call = CallSpec.of(self._binder, args, kwargs)
-        self._take_attributes()
+        wrapped.take_attributes(self._traced, self._original, self._original_attributes)
         self._attachment.before_compilation()
         wanted = self._wanted
         try:
@@ -265,26 +278,6 @@ class PoplarExecutor(Measurements):
             self._wanted = wanted
             raise
 
-    def _take_attributes(self) -> None:
-        """Give the copy that an inference model works with what was set on the original after it was wrapped."""
-        if self._traced is not self._original:
-            own, then = vars(self._traced), self._original_attributes
-            for name, value in vars(self._original).items():
-                if then.get(name) is not value and own.get(name) is then.get(name):
-                    own[name] = value
-
-    def _check_processes(self) -> None:
-        processes = self._settings.processes
-        if self._training and processes.count > 1:
-            raise Error(
-                explain(
-                    "training in several processes is not supported yet: each would train a model of its own.",
-                    options=f"Distributed.configureProcessId({processes.index}, {processes.count})",
-                    fix="train in one process, with Options.replicationFactor for more replicas; inference models and "
-                    "DataLoader work in several processes",
-                )
-            )
-
     def _blueprint(self) -> Blueprint:
         return Blueprint(
             self._traced,
@@ -294,6 +287,7 @@ class PoplarExecutor(Measurements):
             self.per_replica_params,
             self._scale_factor,
             self._warned,
+            self._companions.group,
         )
 
     def _build(self, call: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str, flags: Flags) -> None:
@@ -310,7 +304,7 @@ class PoplarExecutor(Measurements):
             "compiled a %s model for %s emulated IPU(s) on the %s engine",
             "training" if self._training else "inference",
             variant.session.executable.ipus,
-            self._engine.name,
+            variant.engine,
         )
 
     # ---- files
@@ -321,6 +315,7 @@ class PoplarExecutor(Measurements):
     ) -> None:
         """Compile for these arguments, and `save` the result; with an offline target no device is needed."""
         self.compile(*args, **kwargs)
+        self.waitForNativeCode()
         self.save(filename, export_model=export_model)
 
     @one_at_a_time
@@ -329,7 +324,7 @@ class PoplarExecutor(Measurements):
 
         Without `export_model` there is only the program, for `loadExecutable`.
         """
-        variant = self._compiled()
+        variant = saving.savable(self._compiled())
         self.copyWeightsToHostIfNeeded()
         options, forward = self._options, self._binder.signature
         subject = saving.Subject(self._traced, forward, variant, options, self._optimizers, self._scale_factor)
@@ -345,15 +340,25 @@ class PoplarExecutor(Measurements):
         """
         if self._current is not None:
             raise Error("the model is compiled already: call destroy() before loadExecutable().")
-        self._adopt(open_file(filename))
+        self._adopt(lambda: open_file(filename))
 
-    def _adopt(self, loaded: Loaded) -> None:
-        """Make a program from a file the current one."""
+    def _adopt(self, load: Callable[[], Loaded]) -> None:
+        """Make a program from a file the current one, if all processes of the program can."""
+        self._companions.connect(self._engine.name)
+        goes_on = False
+        with self._companions.compiling(lambda: self._current):
+            loaded = load()
+            goes_on = loaded.random is not None
+            self._companions.check(loaded.executable)
+            self._adopt_alone(loaded)
+        self._companions.start(self._compiled(), goes_on=goes_on)
+
+    def _adopt_alone(self, loaded: Loaded) -> None:
         if loaded.trains is not self._training:
             kind, other = ("training", "inference") if loaded.trains else ("inference", "training")
             raise FileContentError(f"{loaded.path} holds a program for {kind}, and this model is wrapped for {other}.")
         limit_repeats(self._settings.report.repeats)
-        self._take_attributes()
+        wrapped.take_attributes(self._traced, self._original, self._original_attributes)
         self._attachment.before_compilation()
         try:
             self._scale_factor.fill_(loaded.scale_factor)
@@ -421,18 +426,21 @@ class PoplarExecutor(Measurements):
         if not self._attachment.is_attached:
             raise Error("Device is not attached: it was detached before, and calling the model attaches it.")
         self._attachment.detach()
+        for variant in self._variants:
+            variant.stop_upgrading()
 
     # ---- weights and optimiser
 
     @one_at_a_time
     def copyWeightsToHost(self) -> None:
-        """Bring parameters and buffers of the module up to date; a trained module always is."""
+        """Bring the module up to date; one in training always is, unless processes have stages of it: then all call."""
         self._compiled().state.write_back()
+        self._companions.fetch(self._compiled())
 
     @one_at_a_time
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Like `copyWeightsToHost`, but tells whether anything had to be copied."""
-        if self._current is None or not self._current.state.is_host_stale:
+        if self._current is None or not (self._current.state.is_host_stale or self._companions.lacks_weights):
             return False
         self.copyWeightsToHost()
         return True
@@ -563,7 +571,9 @@ class PoplarExecutor(Measurements):
     def __repr__(self) -> str:
         kind = "training" if self._training else "inference"
         state = "compiled" if self.isCompiled() else "not compiled"
-        own = f"PoplarExecutor({kind}, {state}, emulated IPU, {self._engine.name} engine)"
+        current = self._current
+        now = "" if current is None or current.engine == self._engine.name else f", {current.engine} now"
+        own = f"PoplarExecutor({kind}, {state}, emulated IPU, {self._engine.name} engine{now})"
         return f"{own}\n{module_repr(self._user_model)}"
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import poptorch.ops
 from poptorch._version import __version__
 from poptorch.capture import TrainedGroup, holders_of
 from poptorch.enums import ConnectionType
@@ -24,6 +21,7 @@ from poptorch.ir.serial import input_from
 from poptorch.model.modes import Flags
 from poptorch.model.saving import MODEL, OPTIMIZER_STATE, OPTIMIZERS, OPTIONS, PROGRAM, RANDOM, WEIGHTS, decoder
 from poptorch.model.stored_module import module_from
+from poptorch.ops.registration import know_our_ops
 from poptorch.optim.plan import OptimizerPlan
 from poptorch.optim.stored import optimizer_from
 from poptorch.options import Options, Settings, options_from, resolve
@@ -85,15 +83,9 @@ def open_file(filename: str | os.PathLike[str]) -> Loaded:
                 fix="save the model again with this version, or use that one",
             )
         )
-    _know_our_ops()
+    know_our_ops()
     with _making_sense(path):
         return _loaded(path, container)
-
-
-def _know_our_ops() -> None:
-    """Let torch know the ops of ours that a program may call: models that were captured have imported what they use."""
-    for module in pkgutil.iter_modules(poptorch.ops.__path__):
-        importlib.import_module(f"{poptorch.ops.__name__}.{module.name}")
 
 
 @contextmanager

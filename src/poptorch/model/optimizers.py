@@ -41,7 +41,10 @@ class OptimizerSet:
     @property
     def has_other_groups(self) -> bool:
         """Whether groups of parameters were added or removed of which the program does not know."""
-        return any(len(optimizer.param_groups) != len(plan.groups) for optimizer, plan in self)
+        for optimizer, plan in zip(self.optimizers, self.plans, strict=True):
+            if len(optimizer.param_groups) != len(plan.groups):
+                return True
+        return False
 
     def mark_step(self) -> None:
         """LR schedulers warn if nobody took a step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from poptorch._logging import logger
 from poptorch.capture import LOSS_SCALING, SCALE_FACTOR, Captured, Holder, TrainedGroup, holders_of
 from poptorch.errors import ArgumentError, OptimizerStateError, explain
-from poptorch.executable import Executable
+from poptorch.executable import Executable, Share
 from poptorch.ir import InputSpec, Role, with_stride
 from poptorch.model.clock import clocks_of
 from poptorch.model.modes import ModuleWatch, replaced_error
@@ -24,6 +25,9 @@ from poptorch.model.seats import Seats
 from poptorch.optim.gradients import check_scaling
 from poptorch.optim.plan import GroupPlan, OptimizerPlan
 from poptorch.options import Settings
+from poptorch.processes import Group
+
+_STATE = attrgetter("state")
 
 
 class OwnedState:
@@ -43,6 +47,7 @@ class OwnedState:
         self._layouts = HostLayouts(strides, executable.binding.groupings)
         self._loss_type, self._reached = captured.loss_type, captured.reached
         self._specs = [spec for spec in executable.state if spec.role in (Role.PARAMETER, Role.BUFFER)]
+        self._here = {spec.name for spec in self._specs}  # other processes may have other stages
         self._hypers = {
             spec.name: torch.tensor(group.plan.values[spec.key], dtype=torch.float64)
             for group in captured.groups
@@ -111,6 +116,9 @@ class OwnedState:
         """A session works on the tensors that were handed out last."""
         self._is_bound = True
 
+    def lay_out(self, strides: Strides) -> None:
+        self._layouts = replace(self._layouts, strides=strides)
+
     def _trained_parameters(
         self, optimizer: int, holders: Mapping[str, Holder]
     ) -> dict[str, tuple[nn.Parameter, GroupPlan]]:
@@ -122,10 +130,9 @@ class OwnedState:
         """Whether a tensor is not the one that was bound; changed contents do not matter."""
         if replaced := watch.replaced():
             raise ArgumentError(replaced_error(replaced))
-        owners = zip(self._optimizers, self._optimizer_states, strict=True)
         return not (
             self._is_bound
-            and all(optimizer.state is state for optimizer, state in owners)
+            and all(map(is_, map(_STATE, self._optimizers), self._optimizer_states))
             and self._seats.are_unchanged()
         )
 
@@ -143,6 +150,21 @@ class OwnedState:
         """All programs work on the same tensors."""
 
     is_host_stale = False
+
+    def fetch_optimizer(self, share: Share, group: Group) -> None:
+        """The state for parameters of other processes goes away again when a session is bound next."""
+        homes = {home.spec.name: home.process for home in share.homes}
+        for trained in self._groups:
+            state, counts = self._optimizer(trained).state, trained.plan.rule.counts_steps
+            for name, layout in zip(trained.names, trained.layouts, strict=True):
+                entries = state.setdefault(self._holders[name].parameter, {})
+                if name not in self._here:
+                    entries.update({"step": torch.zeros(())} if counts else {})
+                    hosts = {key: self._layouts.host(spec) for key, spec in layout.items()}
+                    empty = {k: torch.empty_strided(s.shape, s.stride, dtype=s.dtype) for k, s in hosts.items()}
+                    entries.update(empty)
+                keys = [*(["step"] if counts else []), *layout]
+                group.spread([entries[key] for key in keys], homes[name])
 
     def connect(self, optimizers: OptimizerSet, holders: Mapping[str, Holder], settings: Settings) -> None:
         trained = [self._trained_parameters(index, holders) for index in range(len(optimizers.optimizers))]
@@ -202,6 +224,9 @@ class OwnedState:
         counter = torch.zeros(len(parameters))
         for index, (parameter, layout) in enumerate(zip(parameters, group.layouts, strict=True)):
             if not layout and not group.counts:
+                continue
+            if group.names[index] not in self._here:
+                state.pop(parameter, None)
                 continue
             entries = state.setdefault(parameter, {})
             known = {key: tensor for key in layout if (tensor := _as_tensor(entries.get(key))) is not None}

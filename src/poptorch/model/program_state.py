@@ -12,16 +12,23 @@ from torch import nn
 
 from poptorch.capture import Holder
 from poptorch.capture.statistics import is_widened
+from poptorch.engines import Kernel
 from poptorch.errors import ArgumentError, explain
-from poptorch.executable import Grouping
+from poptorch.executable import Grouping, Share
 from poptorch.ir import InputSpec, Role
 from poptorch.model.modes import ModuleWatch
 from poptorch.model.optimizers import OptimizerSet
 from poptorch.optim.plan import OptimizerPlan
 from poptorch.options import Settings
+from poptorch.processes import Group
 
 Strides = Mapping[str, tuple[int, ...]]
 GONE = (KeyError, RuntimeError)  # what tables of modules and optimisers, and those of scripted modules, raise
+
+
+def strides_of(kernels: Mapping[str, Kernel]) -> Strides:
+    """The memory layouts that kernels want for state that must change its own."""
+    return {name: stride for kernel in kernels.values() for name, stride in kernel.strides.items()}
 
 
 class ProgramState(Protocol):
@@ -33,6 +40,10 @@ class ProgramState(Protocol):
 
     def confirm(self) -> None:
         """A session works on the tensors that were handed out last."""
+        ...
+
+    def lay_out(self, strides: Strides) -> None:
+        """Let `tensors` give the same values in these layouts; those that are not named have the program's."""
         ...
 
     def has_changed(self, watch: ModuleWatch) -> bool:
@@ -62,6 +73,10 @@ class ProgramState(Protocol):
 
     def write_back(self) -> None:
         """Give the module the values that the program has computed for its buffers."""
+        ...
+
+    def fetch_optimizer(self, share: Share, group: Group) -> None:
+        """Bring what other processes know about the parameters that they train; all of them must do so."""
         ...
 
     def connect(self, optimizers: OptimizerSet, holders: Mapping[str, Holder], settings: Settings) -> None:

@@ -51,6 +51,19 @@ class Subject:
         return self.variant.session.executable
 
 
+def savable(variant: Variant) -> Variant:
+    """The program, if a file can hold it."""
+    if variant.session.executable.share is not None:
+        raise FileError(
+            explain(
+                "each process has the programs of some stages, which one file cannot hold.",
+                options="Distributed.processesPerReplica",
+                fix="copyWeightsToHost() in all processes, then torch.save of state_dict() in one of them",
+            )
+        )
+    return variant
+
+
 def target_file(filename: str | os.PathLike[str]) -> Path:
     """The file to write; in a folder it has a name of ours."""
     path = Path(filename)

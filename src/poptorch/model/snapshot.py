@@ -10,14 +10,15 @@ from torch import nn
 from poptorch._logging import logger
 from poptorch.capture import Holder
 from poptorch.errors import ArgumentError
-from poptorch.executable import Executable
-from poptorch.ir import Role, with_stride
+from poptorch.executable import Executable, Share
+from poptorch.ir import InputSpec, Role, with_stride
 from poptorch.model.clock import clocks_of
 from poptorch.model.modes import ModuleWatch, replaced_error
 from poptorch.model.optimizers import OptimizerSet
 from poptorch.model.program_state import HostLayouts, ProgramState, Strides, registered_tensor
 from poptorch.optim.plan import OptimizerPlan
 from poptorch.options import Settings
+from poptorch.processes import Group
 
 
 class Snapshot:
@@ -25,9 +26,8 @@ class Snapshot:
 
     def __init__(self, module: nn.Module, executable: Executable, strides: Strides, warned: set[str]) -> None:
         self._module, self._warned = module, warned
-        layouts = HostLayouts(strides, executable.binding.groupings)
-        registered = [spec for spec in executable.state if spec.role in (Role.PARAMETER, Role.BUFFER)]
-        self._specs = [layouts.host(spec) for spec in registered]
+        self._executable = executable
+        self._specs = self._laid_out(strides)
         self._written = executable.written_by_steps
         self._clocks = clocks_of(module.parameters())
         self._seen = self._times()  # the times of the training executors whose work the copies show
@@ -46,6 +46,14 @@ class Snapshot:
     def confirm(self) -> None:
         if self._refreshed is not None:
             self._seen, self._refreshed = self._refreshed, None
+
+    def lay_out(self, strides: Strides) -> None:
+        self._specs = self._laid_out(strides)
+        self._copies = {spec.name: with_stride(self._copies[spec.name], spec.stride) for spec in self._specs}
+
+    def _laid_out(self, strides: Strides) -> list[InputSpec]:
+        layouts = HostLayouts(strides, self._executable.binding.groupings)
+        return [layouts.host(spec) for spec in self._executable.state if spec.role in (Role.PARAMETER, Role.BUFFER)]
 
     def has_changed(self, watch: ModuleWatch) -> bool:
         """Whether the copies had to be renewed. If only the host changed something, they are not, with a warning."""
@@ -100,6 +108,9 @@ class Snapshot:
                 original.copy_(copy)
         self._versions = self._host_versions()
         self.is_host_stale = False
+
+    def fetch_optimizer(self, share: Share, group: Group) -> None:
+        """An inference program has nothing to do with optimisers."""
 
     def connect(self, optimizers: OptimizerSet, holders: Mapping[str, Holder], settings: Settings) -> None:
         """An inference program has nothing to do with optimisers."""

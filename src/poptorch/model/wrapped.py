@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -42,3 +43,12 @@ def check_unwrapped(model: nn.Module) -> None:
                 fix="call destroy() on that executor first",
             )
         )
+
+
+def take_attributes(copy: nn.Module, original: nn.Module, then: Mapping[str, Any]) -> None:
+    """Give the copy that an inference model works with what was set on the original since it had these attributes."""
+    if copy is not original:
+        own = vars(copy)
+        for name, value in vars(original).items():
+            if then.get(name) is not value and own.get(name) is then.get(name):
+                own[name] = value

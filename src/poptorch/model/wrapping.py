@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from poptorch._logging import warn_once
 from poptorch.errors import Error
 from poptorch.model.executor import PoplarExecutor
 from poptorch.model.loading import keep_what_is_compiled, model_of, open_file
@@ -15,6 +16,7 @@ from poptorch.model.optimizers import Optimizers
 from poptorch.model.wrapped import check_unwrapped
 from poptorch.optim import SGD
 from poptorch.options import Options
+from poptorch.processes import find_place
 from poptorch.store import read_container
 from poptorch.store.container import json_part
 
@@ -75,11 +77,19 @@ def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], obj
     program = open_file(filename)
     model = model_of(program)
     compiled = model.options.clone()
+    here = find_place()
+    if here.count == model.options.Distributed.numProcesses:  # the file was written by one of so many
+        model.options.Distributed.configureProcessId(here.index, here.count)
+    elif program.trains and model.options.Distributed.numProcesses == 1:
+        warn_once(
+            f"{filename} was compiled to train in one process: each of the {here.count} processes of this program "
+            "trains a model of its own."
+        )
     if edit_opts_fn is not None:
         edit_opts_fn(model.options)
     executor = PoplarExecutor(model.module, model.options, program.trains, optimizer=model.optimizers or None)
     executor._settings = keep_what_is_compiled(executor._settings, compiled, training=program.trains)
-    executor._adopt(program)
+    executor._adopt(lambda: program)
     return executor
 
 

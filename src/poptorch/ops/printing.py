@@ -1,6 +1,7 @@
 """An op that prints a tensor to stderr whenever a program comes by, and returns it; its derivative prints the gradient.
 
-Native code keeps prints in order with `print_in_order`, which takes the result of the print before as well.
+Native code keeps prints in order with `print_in_order`, which takes the result of the print before as well, and with
+`wait_for` in front of a loop or branch that prints.
 """
 
 from __future__ import annotations
@@ -46,6 +47,17 @@ def print_in_order(tensors: Sequence[Tensor], said: str) -> Tensor:
     title, how = json.loads(bytes.fromhex(said))
     _print(tensors[0], title, TextFormat(**how))
     return tensors[0].clone()
+
+
+@torch.library.custom_op("poptorch::wait_for", mutates_args=())
+def wait_for(tensor: Tensor, earlier: Sequence[Tensor]) -> Tensor:
+    """The same values, when the other tensors are there."""
+    return tensor.clone()
+
+
+@wait_for.register_fake
+def _(tensor: Tensor, earlier: Sequence[Tensor]) -> Tensor:
+    return torch.empty_like(tensor)
 
 
 @print_tensor.register_fake

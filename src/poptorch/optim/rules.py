@@ -406,3 +406,6 @@ class Casts:
         if key not in self._done:
             self._done[key] = (number, number.to(tensor.dtype))  # the number is kept so that its id stays its own
         return self._done[key][1]
+
+
+PLAIN = frozenset({SGD, CombinedSGD, Adam, RMSprop})  # no tensors from numbers, except in a first update that differs

@@ -3,7 +3,7 @@
 from poptorch.errors import ConfigFileError
 from poptorch.options.batching import BatchPlan
 from poptorch.options.data import options_data, options_from
-from poptorch.options.distributed import DistributedOptions
+from poptorch.options.distributed import DistributedOptions, place_of_data
 from poptorch.options.jit import JitOptions
 from poptorch.options.locations import TensorLocationOptions, TensorLocationSettings
 from poptorch.options.options import Anchor, Options
@@ -11,7 +11,7 @@ from poptorch.options.placing import Mode, StagePlan, StrategyPlan
 from poptorch.options.popart import PopartOptions
 from poptorch.options.precision import PrecisionOptions
 from poptorch.options.reference import reference
-from poptorch.options.settings import PlacementSettings, Settings, resolve
+from poptorch.options.settings import PlacementSettings, ProcessSettings, Settings, resolve
 from poptorch.options.strategies import (
     ExecutionStrategy,
     ParallelPhasedExecution,
@@ -49,6 +49,7 @@ __all__ = [
     "PlacementSettings",
     "PopartOptions",
     "PrecisionOptions",
+    "ProcessSettings",
     "SerialPhasedExecution",
     "Settings",
     "ShardedExecution",
@@ -68,6 +69,7 @@ __all__ = [
     "_TrainingOptions",
     "options_data",
     "options_from",
+    "place_of_data",
     "reference",
     "resolve",
     "validate",

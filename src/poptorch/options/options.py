@@ -295,8 +295,11 @@ class Options(OptionGroup):
 
     @option(engine=Stored(str))
     def engine(self, engine: str) -> Self:
-        """Run on `"inductor"` (native code) or on `"eager"` (starts at once, needs no C++ compiler)."""
-        return self._store(engine=one_of("engine", engine, ("inductor", "eager")))
+        """Run on `"inductor"` (native code), on `"eager"` (starts at once, needs no C++ compiler), or on `"tiered"`.
+
+        The last one starts on eager and goes on with native code as soon as a process in the background has made it.
+        """
+        return self._store(engine=one_of("engine", engine, ("inductor", "eager", "tiered")))
 
     @option(side_by_side=Stored(bool))
     def runSideBySide(self, side_by_side: bool) -> Self:

@@ -15,6 +15,7 @@ from poptorch.enums import (
     ReductionType,
 )
 from poptorch.options.batching import BatchPlan
+from poptorch.options.distributed import DistributedOptions, place_of_data
 from poptorch.options.options import Anchor, Options
 from poptorch.options.placing import StrategyPlan
 
@@ -58,10 +59,22 @@ class PlacementSettings:
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """Which of several processes this is."""
+    """Which of several processes this is, and how they add up their gradients.
+
+    Processes that share replicas have one index and are counted once; in each replica, this one has a `part` of `parts`
+    of the IPUs.
+    """
 
     index: int
     count: int
+    in_order: bool = False  # as one process with all replicas would, bit for bit
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def rank(self) -> int:
+        """The index among all processes of the program."""
+        return self.index * self.parts + self.part
 
 
 @dataclass(frozen=True)
@@ -156,10 +169,10 @@ def resolve(options: Options, *, training: bool) -> Settings:
             first_ipu=_if_set(options, "ipu_id"),
             rounds_up=options.auto_round_num_ipus,
             broadcasts_buffers=options.broadcast_buffers,
-            runs_stages=options.run_stages,
+            runs_stages=options.run_stages or processes.processes_per_replica > 1,
             io_tiles=_if_set(options.TensorLocations, "numIOTiles") or 0,
         ),
-        processes=ProcessSettings(processes.processId, processes.numProcesses),
+        processes=_processes(processes),
         files=FileSettings(
             caches=bool(popart.get("enableEngineCaching", True)) and environment.CACHE.flag(),
             cache=popart.get("cachePath"),
@@ -180,6 +193,12 @@ def resolve(options: Options, *, training: bool) -> Settings:
             updatable_buffers=None if buffers is None else tuple(buffers),
         ),
     )
+
+
+def _processes(options: DistributedOptions) -> ProcessSettings:
+    index, count = place_of_data(options)
+    parts = options.processes_per_replica
+    return ProcessSettings(index, count, options.ordered_reduction and count > 1, options.processId % parts, parts)
 
 
 def _if_set(group: Any, name: str) -> Any:

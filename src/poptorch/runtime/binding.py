@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from poptorch.engines import Bound, Kernel
-from poptorch.executable import Commit, Executable, Instruction, Program
+from poptorch.executable import Commit, Executable, Instruction, Meet, Program, Reduce
 from poptorch.ir import InputSpec, Role, with_stride
 from poptorch.runtime.random import RandomStreams
+from poptorch.runtime.reduction import Flat, Reduction
 
 State = Mapping[str, torch.Tensor]
 
@@ -29,6 +30,14 @@ class Binding:
     volatile: list[torch.Tensor]  # what runs write before it is final, accumulators aside
     saved: list[torch.Tensor]  # what to go back to if it never becomes final
     accumulators: list[torch.Tensor]
+    copied: tuple[str, ...]  # the buffers of which every replica but the first has its own
+    reduction: Reduction | None  # of the accumulators, with other processes
+
+    def take_copies(self, before: Binding) -> None:
+        """Give replicas the values that they have in another binding of the same executable."""
+        for replica, other in zip(self.replicas[1:], before.replicas[1:], strict=True):
+            for name in self.copied:
+                replica[name].copy_(other[name])
 
 
 def bind(executable: Executable, kernels: Mapping[str, Kernel], state: State, random: RandomStreams) -> Binding:
@@ -45,13 +54,17 @@ class _Binder:
 
     def bind(self, state: State) -> Binding:
         executable = self._executable
-        accumulators = {s.name: self._zeros(s) for s in executable.state if s.role is Role.ACCUMULATOR}
+        accumulators, reduction = self._accumulators()
         owned = {**executable.constants, **state, **accumulators}
         replicas = self._replicas(owned)
         volatile = self._volatile(replicas, accumulators)
         actions: list[tuple[Instruction, list[Bound]]] = []
         for instruction in executable.schedule.instructions:
-            if isinstance(instruction, Commit):
+            if isinstance(instruction, Reduce):
+                bound = list[Bound]()
+            elif isinstance(instruction, Meet):
+                bound = [] if instruction.program is None else [self._bind(self._program(instruction.program), owned)]
+            elif isinstance(instruction, Commit):
                 parts = self._update_parts(owned) if instruction.updates else []
                 bound = [self._bind(self._program(name), part) for name in instruction.updates for part in parts]
             else:
@@ -61,7 +74,21 @@ class _Binder:
                     seen = {**seen, **owned, **self._copies(replicas)}
                 bound = [self._bind(self._program(instruction.program), seen, ranks)]
             actions.append((instruction, bound))
-        return Binding(replicas, actions, volatile, [t.clone() for t in volatile], list(accumulators.values()))
+        saved, copied = [tensor.clone() for tensor in volatile], tuple(self._copied())
+        return Binding(replicas, actions, volatile, saved, list(accumulators.values()), copied, reduction)
+
+    def _accumulators(self) -> tuple[dict[str, torch.Tensor], Reduction | None]:
+        """Where gradients are added up; those that other processes add to lie side by side."""
+        specs = {spec.name: spec for spec in self._executable.state if spec.role is Role.ACCUMULATOR}
+        schedule = self._executable.schedule
+        if schedule.reduction is None:
+            return {name: self._zeros(spec) for name, spec in specs.items()}, None
+        shared = {name: specs.pop(name) for name in schedule.reduction.accumulators}
+        layouts = {name: (spec.shape, self._stride(spec), spec.dtype) for name, spec in shared.items()}
+        flat = Flat.of(layouts, schedule.reduction.processes)
+        own = {name: self._zeros(spec) for name, spec in specs.items()}
+        reduction = Reduction(schedule.reduction, flat, list(own.values()), schedule.micro_batches)
+        return {**flat.tensors, **own}, reduction
 
     def _program(self, name: str) -> Program:
         return self._executable.program(name)
@@ -70,10 +97,14 @@ class _Binder:
         """The state that runs change before it is final."""
         return {name for run in self._executable.schedule.runs for name in self._program(run.program).written_state}
 
+    def _copied(self) -> list[str]:
+        """The buffers that runs change."""
+        written = self._written()
+        return [s.name for s in self._executable.state if s.role is Role.BUFFER and s.name in written]
+
     def _replicas(self, owned: State) -> list[dict[str, torch.Tensor]]:
         """The state that each replica sees."""
-        written = self._written()
-        buffers = [s.name for s in self._executable.state if s.role is Role.BUFFER and s.name in written]
+        buffers = self._copied()
         ranks = range(self._executable.batching.replicas)
         replicas = [self._part(owned, [g.of_replicas[rank] for g in self._groupings]) for rank in ranks]
         for replica in replicas[1:]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
 from poptorch.executable import AnchorPlan, Executable
 from poptorch.ir import OutputRole
 
-Anchored = dict[str, list[torch.Tensor]]  # the values of each anchor so far
+Outputs = dict[int, Sequence[torch.Tensor]]  # what is kept so far, by the first micro-batch that it is of
+Anchored = dict[str, dict[int, torch.Tensor]]  # the values of each anchor so far, by micro-batch
 
 
 class Collector:
@@ -27,18 +29,18 @@ class Collector:
         self._width = executable.schedule.width
         self._numbers = [spec.is_number for spec in executable.outputs]
 
-    def keep(self, outputs: list[Sequence[torch.Tensor]], result: Sequence[torch.Tensor], index: int) -> None:
+    def keep(self, outputs: Outputs, result: Sequence[torch.Tensor], index: int) -> None:
         """Keep of a result what the call returns; `index` is the first micro-batch that the result is of."""
         if self._width == 1:
             if index in self.kept:
-                outputs.append(result)
+                outputs[index] = result
             return
         kept = [place for place in range(self._width) if index + place in self.kept]
         if kept and self._sums:
-            outputs.extend(self._of_one(result, place) for place in kept)
+            outputs.update((index + place, self._of_one(result, place)) for place in kept)
         elif kept:
             assert kept[-1] - kept[0] == len(kept) - 1, "what is kept of a round are neighbours"
-            outputs.append(self._of_some(result, kept[0], len(kept)))
+            outputs[index] = self._of_some(result, kept[0], len(kept))
 
     def _of_some(self, result: Sequence[torch.Tensor], first: int, count: int) -> list[torch.Tensor]:
         """The rows of some neighbours among the micro-batches that a result is of."""
@@ -58,7 +60,7 @@ class Collector:
 
     def begin(self) -> Anchored:
         """Where to put anchored values of a new call."""
-        return {anchor.name: [] for anchor in self._anchors}
+        return {anchor.name: {} for anchor in self._anchors}
 
     def take(self, anchored: Anchored, result: Sequence[torch.Tensor], index: int) -> None:
         """Keep what micro-batches from `index` on computed for anchors, which they return after the user's outputs."""
@@ -71,7 +73,7 @@ class Collector:
     def _take(self, anchored: Anchored, result: Sequence[torch.Tensor], index: int) -> None:
         for position, anchor in enumerate(self._returned, start=len(self._specs)):
             if index in anchor.kept:
-                anchored[anchor.name].append(result[position])
+                anchored[anchor.name][index] = result[position]
 
     def take_state(
         self, anchored: Anchored, replicas: Sequence[Mapping[str, torch.Tensor]], indices: Sequence[int]
@@ -81,11 +83,12 @@ class Collector:
             for index in indices:
                 if index in anchor.kept:
                     state = replicas[index % len(replicas)]
-                    anchored[anchor.name].append(state[str(anchor.state)].detach().clone())
+                    anchored[anchor.name][index] = state[str(anchor.state)].detach().clone()
 
-    def join(self, kept: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    def join(self, outputs: Outputs) -> list[torch.Tensor]:
         """The user's outputs, from what the kept micro-batches returned."""
         count = len(self._specs)
+        kept = _in_order(outputs)
         if self._sums:
             kept = [self._sum(kept[replica :: self._replicas]) for replica in range(self._replicas)]
         if self._width > 1 and not self._sums:
@@ -108,7 +111,7 @@ class Collector:
 
     def join_anchors(self, anchored: Anchored) -> dict[str, torch.Tensor]:
         """The anchored tensors, by name."""
-        return {anchor.name: self._join_anchor(anchor, anchored[anchor.name]) for anchor in self._anchors}
+        return {anchor.name: self._join_anchor(anchor, _in_order(anchored[anchor.name])) for anchor in self._anchors}
 
     def _sum(self, outputs: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """Add up what the micro-batches returned; what is the same in all of them is not multiplied."""
@@ -124,6 +127,14 @@ class Collector:
             count = self._replicas
             values = [torch.stack(values[replica::count]).sum(0) for replica in range(count)]
         return values[0] if len(values) == 1 else _join(values)
+
+
+_Value = TypeVar("_Value")
+
+
+def _in_order(found: Mapping[int, _Value]) -> list[_Value]:
+    """What was found for each micro-batch, earlier ones first, whichever was ready first."""
+    return [found[index] for index in sorted(found)] if len(found) > 1 else list(found.values())
 
 
 def _join(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -22,11 +22,18 @@ class RandomState:
 class RandomStreams:
     """The generators of the replicas. Programs draw from them alone, so neither the host nor another model notices."""
 
-    def __init__(self, seed: int | None, replicas: int) -> None:
+    def __init__(self, seed: int | None, replicas: int, process: int = 0) -> None:
+        """The streams of the replicas of a process, which are counted over all processes of a program."""
         self._seed = seed
+        self._first = process * replicas
         self.were_used = False
-        first = torch.initial_seed() if seed is None else seed
-        self.generators = [_generator(first + replica) for replica in range(replicas)]
+        self.generators = [torch.Generator() for _ in range(replicas)]
+        self.start_at(torch.initial_seed() if seed is None else seed)
+
+    def start_at(self, number: int) -> None:
+        """Draw from the beginning: the first replica of all has this seed, and every other one the next."""
+        for replica, generator in enumerate(self.generators, start=self._first):
+            generator.manual_seed((number + replica) % 2**63)
 
     def save(self) -> list[torch.Tensor]:
         """What `restore` needs to go back to this moment."""
@@ -71,11 +78,7 @@ class RandomStreams:
             )
         self._seed, self.were_used = words[0], len(words) > 1
         if not self.were_used:
-            self.restore([_generator(self._seed + replica).get_state() for replica in range(replicas)])
+            self.start_at(self._seed)
             return
         states = torch.tensor(words[1:], dtype=torch.int64).view(replicas, size)
         self.restore([state.clone().view(torch.uint8) for state in states])  # torch ignores storage offsets
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed % 2**63)

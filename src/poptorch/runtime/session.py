@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -18,11 +16,14 @@ import torch
 
 from poptorch.engines import NOTHING_TO_WRITE, Bound, Kernel, Started, finish
 from poptorch.errors import EngineError, GuardError, explain
-from poptorch.executable import Commit, Executable, Program, Run, out_of_range
+from poptorch.executable import Commit, Executable, Instruction, Meet, Program, Reduce, out_of_range
+from poptorch.processes import Group
 from poptorch.runtime.binding import bind
 from poptorch.runtime.checking import CallChecks
-from poptorch.runtime.collect import Collector
+from poptorch.runtime.collect import Collector, Outputs
+from poptorch.runtime.courier import Courier
 from poptorch.runtime.random import RandomStreams
+from poptorch.runtime.reduction import Reduction
 from poptorch.runtime.relay import Relay
 from poptorch.runtime.surroundings import Surroundings
 from poptorch.runtime.threads import run_threads
@@ -32,7 +33,17 @@ _RECURRENT = torch.ops.aten.mkldnn_rnn_layer.default
 _RECURRENT_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward.default
 
 MicroBatch = list[torch.Tensor]
-Action = tuple[int | None, Callable[..., Any]]  # the micro-batch of a run, or None for a commit
+Lane = list[tuple[int, int | None, Callable[..., Any]]]  # place in the round, micro-batch if it is a run, what to do
+
+
+class Seat(NamedTuple):
+    """Which process of a program a session runs in, and its connection to the others if it needs one."""
+
+    index: int = 0
+    group: Group | None = None
+
+
+ALONE = Seat()
 
 
 class CallResult(NamedTuple):
@@ -43,18 +54,15 @@ class CallResult(NamedTuple):
     trace: RunTrace
 
 
-@dataclass(frozen=True)
 class _Record:
-    """What the parts of a call have done so far: outputs of micro-batches that are through, and when each part ran."""
+    """What a call has done so far; IPUs on different threads fill it, each entry once."""
 
-    finished: dict[int, Sequence[torch.Tensor]]
-    moments: dict[int, tuple[float, float]]
-
-    def time(self, number: int, execute: Callable[[], Any]) -> Any:
-        begin = perf_counter()
-        result = execute()
-        self.moments[number] = (begin, perf_counter())
-        return result
+    def __init__(self, collector: Collector, instructions: int) -> None:
+        self.outputs: Outputs = {}
+        self.anchored = collector.begin()
+        self.pending: list[int] = []  # micro-batches that are not final yet
+        self.begins = [0.0] * instructions
+        self.ends = [0.0] * instructions
 
 
 class _Journal:
@@ -80,9 +88,14 @@ class Session:
     """An executable with kernels and state, ready to be called."""
 
     def __init__(
-        self, executable: Executable, kernels: Mapping[str, Kernel], state: Mapping[str, torch.Tensor]
+        self,
+        executable: Executable,
+        kernels: Mapping[str, Kernel],
+        state: Mapping[str, torch.Tensor],
+        seat: Seat = ALONE,
     ) -> None:
         self.executable = executable
+        self._seat = seat
         self.kernels = kernels
         self._schedule = executable.schedule
         self._collector = Collector(executable)
@@ -93,12 +106,29 @@ class Session:
         self._grad_mode = _grad_mode(executable.programs)
         self._surroundings = Surroundings()
         self._draws = any(executable.program(run.program).draws_random_numbers for run in self._schedule.runs)
-        self.random = RandomStreams(executable.random_seed, executable.batching.replicas)
+        self.random = RandomStreams(executable.random_seed, executable.batching.replicas, seat.index)
         self._random_before: list[torch.Tensor] = []  # what was begun
         self._journal = _Journal()
         self._is_torn = False  # whether native code failed in the middle of an update
-        self._relay = Relay(executable) if executable.is_cut else None
+        self._courier = self._find_courier()
+        self._met: dict[str, torch.Tensor] = {}  # what processes have told each other for the update
+        self._relay = Relay(executable, self._courier) if executable.is_cut else None
         self.bind(state)
+
+    def _find_courier(self) -> Courier | None:
+        """Who brings values from and to the processes that have other stages, if there are any."""
+        share, group = self.executable.share, self._seat.group
+        if share is None:
+            return None
+        if group is None:
+            raise EngineError(_ALONE)
+        return Courier(self.executable, share, group, self._wanted())
+
+    def _wanted(self) -> frozenset[int]:
+        """The micro-batches of a call of which something is returned or checked."""
+        every = range(self.executable.batching.micro_batches)
+        anchored = (index for anchor in self.executable.anchors for index in anchor.kept)
+        return frozenset(every) if self._is_guarded else self._collector.kept.union(anchored)
 
     def bind(self, state: Mapping[str, torch.Tensor]) -> None:
         """Work on these tensors from now on."""
@@ -106,16 +136,54 @@ class Session:
             with self._surroundings.restored():
                 return self.bind(state)
         self._bound = bind(self.executable, self.kernels, state, self.random)
-        self._actions = [self._action(instruction, bound) for instruction, bound in self._bound.actions]
+        self._groups = self._lanes()
         self._journal.clear()
         self._is_torn = False
         self._checks.bind(self._bound.replicas[0])
 
-    def _action(self, instruction: Any, bound: list[Bound]) -> Action:
+    def exchange(self, kernels: Mapping[str, Kernel], state: Mapping[str, torch.Tensor]) -> None:
+        """Go on with other kernels for the same programs, on the same state in the layouts that they want.
+
+        Only while it `is_settled`. Random numbers, and the buffers that replicas have of their own, go on as well.
+        """
+        before, self.kernels = self._bound, kernels
+        self.bind(state)
+        self._bound.take_copies(before)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the state is that after the last call, with nothing to take back and nothing to put right."""
+        return not self._is_torn and not self._journal.is_open
+
+    def _lanes(self) -> list[list[Lane]]:
+        """Who follows which instructions of a round: groups of lanes, one group after the other.
+
+        The lanes of a group run at the same time. A step that is cut has a lane for each IPU, then one for the rest;
+        replicas share gradient accumulators, so their IPUs share lanes. Any other step has one lane, and so has a
+        process that has some of the stages: it waits for others only for what comes next in the common schedule.
+        """
+        numbered = [(i, *self._action(each, bound)) for i, (each, bound) in enumerate(self._bound.actions)]
+        if self._relay is None:
+            return [[numbered]]
+        runs = self._schedule.runs
+        ipus = 1 + max((run.ipu for run in runs if run.replica == 0), default=0)
+        shared: defaultdict[int, Lane] = defaultdict(list)
+        for run, action in zip(runs, numbered, strict=False):  # runs come first
+            shared[run.ipu % ipus if self._courier is None else 0].append(action)
+        others = numbered[len(runs) :]
+        return [list(shared.values()), *([[others]] if others else [])]
+
+    def _action(self, instruction: Instruction, bound: list[Bound]) -> tuple[int | None, Callable[..., Any]]:
         if isinstance(instruction, Commit):
             return None, partial(self._commit, bound)
+        if isinstance(instruction, Reduce):
+            return None, self._reduce
+        if isinstance(instruction, Meet):
+            return None, partial(self._meet, bound)
         if self._relay is not None:
             return instruction.micro_batch, partial(self._relay.run, instruction.program, bound[0])
+        if self._bound.reduction is not None and self._bound.reduction.is_in_order:
+            return instruction.micro_batch, partial(self._run_apart, self._bound.reduction, bound[0])
         return instruction.micro_batch, partial(self._run_final, bound[0]) if instruction.commits else bound[0]
 
     def run(self, tensors: list[torch.Tensor]) -> CallResult:
@@ -131,7 +199,7 @@ class Session:
             self._undo()
         self.random.were_used |= self._draws
         try:
-            return self._follow(inputs) if self._relay is None else self._follow_parts(inputs)
+            return self._follow(inputs)
         except BaseException:
             if self._journal.is_open:
                 self._undo()
@@ -139,92 +207,80 @@ class Session:
 
     def _follow(self, inputs: Sequence[MicroBatch]) -> CallResult:
         """Follow the schedule from its first instruction to its last, on the tensors for each run."""
-        if self._grad_mode not in (None, torch.is_grad_enabled()):
-            with torch.set_grad_enabled(bool(self._grad_mode)):
-                return self._follow(inputs)
-        schedule, collector, bound = self._schedule, self._collector, self._bound
-        outputs: list[Sequence[torch.Tensor]] = []
-        anchored, pending = collector.begin(), list[int]()  # micro-batches that are not final yet
-        begins, ends = list[float](), list[float]()
+        schedule, collector, relay = self._schedule, self._collector, self._relay
+        record = _Record(collector, schedule.rounds * len(schedule.instructions))
+        if relay is not None:
+            relay.begin()
         begun = perf_counter()
-        for first in range(0, schedule.rounds * schedule.micro_batches, schedule.micro_batches):
+        for turn in range(schedule.rounds):
             if schedule.is_revocable:
                 self._begin()
-            for place, execute in self._actions:
-                begins.append(perf_counter())
-                if place is None:
-                    execute()
-                    ends.append(perf_counter())
+            for number, lanes in enumerate(self._groups):
+                if number and self._courier is not None:
+                    self._take_outputs(turn, record)
+                if len(lanes) == 1 or relay is None:
+                    self._follow_lane(lanes[0], turn, inputs, record)
                 else:
-                    index = first + place
-                    result = execute(inputs[index // schedule.width])
-                    ends.append(perf_counter())
-                    if self._is_guarded:
-                        self._check_guards(result[-1], index)
-                    collector.keep(outputs, result, index)
-                    if collector.has_anchors:
-                        collector.take(anchored, result, index)
-                        pending.extend(range(index, index + schedule.width))
-                if collector.has_anchors and (place is None or not schedule.is_revocable):
-                    collector.take_state(anchored, bound.replicas, pending)
-                    pending.clear()
+                    run_threads(
+                        [partial(self._follow_lane, lane, turn, inputs, record) for lane in lanes], relay.give_up
+                    )
         self._journal.clear()
-        collected, found = collector.join(outputs), collector.join_anchors(anchored)
-        trace = RunTrace(schedule, begun, tuple(begins), tuple(ends), perf_counter())
+        self._spread_random_numbers()
+        collected, found = collector.join(record.outputs), collector.join_anchors(record.anchored)
+        trace = RunTrace(schedule, begun, tuple(record.begins), tuple(record.ends), perf_counter())
         return CallResult(collected, found, trace)
 
-    def _follow_parts(self, micro_batches: Sequence[MicroBatch]) -> CallResult:
-        """Follow the schedule of a step that is cut into parts: every IPU on a thread of its own, then the commit."""
-        schedule, collector = self._schedule, self._collector
+    def _follow_lane(self, lane: Lane, turn: int, inputs: Sequence[MicroBatch], record: _Record) -> None:
+        """Follow some instructions of one round in their order."""
+        if self._grad_mode not in (None, torch.is_grad_enabled()):
+            with torch.set_grad_enabled(bool(self._grad_mode)):
+                return self._follow_lane(lane, turn, inputs, record)
+        schedule, collector, is_cut = self._schedule, self._collector, self._relay is not None
+        first, number = turn * schedule.micro_batches, turn * len(schedule.instructions)
+        for position, place, execute in lane:
+            record.begins[number + position] = perf_counter()
+            if place is None:
+                execute()
+                record.ends[number + position] = perf_counter()
+            else:
+                index = first + place
+                given = inputs[index // schedule.width]
+                result = execute(index, given) if is_cut else execute(given)
+                record.ends[number + position] = perf_counter()
+                if result is None:  # parts of this micro-batch are still to come
+                    continue
+                self._keep(result, index, record)
+            if collector.has_anchors and not self._journal.is_open:  # what was computed is final
+                collector.take_state(record.anchored, self._bound.replicas, record.pending)
+                record.pending.clear()
+
+    def _keep(self, result: Sequence[torch.Tensor], index: int, record: _Record) -> None:
+        """Check what a micro-batch has computed, and keep what is returned."""
+        collector = self._collector
+        if self._is_guarded:
+            self._check_guards(result[-1], index)
+        collector.keep(record.outputs, result, index)
+        if collector.has_anchors:
+            collector.take(record.anchored, result, index)
+            record.pending.extend(range(index, index + self._schedule.width))
+
+    def _take_outputs(self, turn: int, record: _Record) -> None:
+        """Wait for the outputs of a round, wherever they were computed."""
         assert self._relay is not None
-        self._relay.begin()
-        record = _Record({}, {})
-        anchored, begun = collector.begin(), perf_counter()
-        for turn in range(schedule.rounds):
-            first = turn * schedule.micro_batches
-            if schedule.is_revocable:
-                self._begin()
-            run_threads(self._works(turn, micro_batches, record), self._relay.give_up)
-            if schedule.is_revocable:
-                record.time((turn + 1) * len(self._actions) - 1, self._actions[-1][1])
-            if collector.has_anchors:
-                indices = range(first, first + schedule.micro_batches)
-                collector.take_state(anchored, self._bound.replicas, indices)
-        self._journal.clear()
-        for index, result in sorted(record.finished.items()):
-            collector.take(anchored, result, index)
-        outputs = [result for index, result in sorted(record.finished.items()) if index in collector.kept]
-        collected, found = collector.join(outputs), collector.join_anchors(anchored)
-        begins, ends = zip(*(record.moments[number] for number in sorted(record.moments)), strict=True)
-        return CallResult(collected, found, RunTrace(schedule, begun, begins, ends, perf_counter()))
+        first, count, wanted = turn * self._schedule.micro_batches, self._schedule.micro_batches, self._wanted()
+        for index in range(first, first + count):
+            if index in wanted:
+                self._keep(self._relay.outputs(index), index, record)
 
-    def _works(
-        self, turn: int, micro_batches: Sequence[MicroBatch], record: _Record
-    ) -> dict[int, list[Callable[[], None]]]:
-        """What each IPU has to do in a round. Replicas share gradient accumulators, so their IPUs take turns."""
-        schedule = self._schedule
-        ipus = 1 + max(run.ipu for run in schedule.runs if run.replica == 0)
-        works: defaultdict[int, list[Callable[[], None]]] = defaultdict(list)
-        for position, (place, execute) in enumerate(self._actions):
-            instruction = schedule.instructions[position]
-            if isinstance(instruction, Run) and place is not None:
-                index = turn * schedule.micro_batches + place
-                part = partial(execute, index, micro_batches[index])
-                number = turn * len(self._actions) + position
-                works[instruction.ipu % ipus].append(partial(self._run_part, part, index, number, record))
-        return works
-
-    def _run_part(
-        self, part: Callable[[], Sequence[torch.Tensor] | None], index: int, number: int, record: _Record
-    ) -> None:
-        """Run one part; when a micro-batch is through, see whether its guards hold."""
-        is_free = self._grad_mode is None
-        with nullcontext() if is_free else torch.set_grad_enabled(bool(self._grad_mode)):
-            result = record.time(number, part)
-        if result is not None:
-            if self._is_guarded:
-                self._check_guards(result[-1], index)
-            record.finished[index] = result
+    def _spread_random_numbers(self) -> None:
+        """After a call, let all processes of a replica go on with the random numbers of the one that draws them."""
+        share = self.executable.share
+        if share is None or share.drawer is None or self._courier is None:
+            return
+        states = self.random.save()
+        self._courier.spread(states, share.drawer)
+        self.random.restore(states)
+        self.random.were_used = True
 
     def _begin(self) -> None:
         """Remember what to go back to if what follows does not become final."""
@@ -239,15 +295,54 @@ class Session:
         if self._draws:
             self.random.restore(self._random_before)
         writes: list[partial[Any]] = []
+        if self._bound.reduction is not None:
+            self._bound.reduction.clear()
         if self._bound.accumulators:
             writes.append(partial(torch._foreach_zero_, self._bound.accumulators))
         if self._bound.volatile:
             writes.append(partial(torch._foreach_copy_, self._bound.volatile, self._bound.saved))
         finish([Started(NOTHING_TO_WRITE, ())], *writes, self._journal.ended)
 
+    def _run_apart(self, reduction: Reduction, step: Bound, micro_batch: MicroBatch) -> Sequence[torch.Tensor]:
+        """Run a step whose gradients are kept by themselves, to be added up in order."""
+        outputs = step(micro_batch)
+        reduction.set_aside()
+        return outputs
+
+    def _reduce(self) -> None:
+        """Add up gradients with the other processes."""
+        reduction, group = self._bound.reduction, self._seat.group
+        if reduction is None or group is None:
+            raise EngineError(_ALONE)
+        reduction.reduce(group, self.executable.batching.replicas)
+
+    def _meet(self, programs: Sequence[Bound]) -> None:
+        """Wait until the processes that have other stages are ready too, and learn what the update needs of them."""
+        if self._courier is None:
+            raise EngineError(_ALONE)
+        self._met = self._courier.meet([value for program in programs for value in program([])])
+
+    def refuse(self) -> None:
+        """After an error that the other processes do not know of yet: let the call in which they are fail too."""
+        if self._courier is not None:
+            self._courier.refuse()
+            return
+        reduction, group = self._bound.reduction, self._seat.group
+        if reduction is not None and group is not None:
+            reduction.refuse(group, self.executable.batching.replicas)
+
     def _commit(self, updates: Sequence[Bound]) -> Sequence[torch.Tensor]:
         """Run the updates, and make final what was begun."""
-        return self._write([update.start([]) for update in updates] or [Started(NOTHING_TO_WRITE, ())])
+        started = [update.start(given) for update, given in zip(updates, self._given_updates(updates), strict=True)]
+        return self._write(started or [Started(NOTHING_TO_WRITE, ())])
+
+    def _given_updates(self, updates: Sequence[Bound]) -> list[list[torch.Tensor]]:
+        """What updates take of the values that processes have told each other."""
+        if not self._met:
+            return [[] for _ in updates]
+        update = self.executable.update
+        assert update is not None
+        return [[self._met[spec.name] for spec in update.signature.passed] for _ in updates]
 
     def _run_final(self, step: Bound, micro_batch: MicroBatch) -> Sequence[torch.Tensor]:
         """Run a step that does everything; if it draws, the mark in the journal tells whether it is done."""
@@ -325,6 +420,7 @@ class Session:
         )
 
 
+_ALONE = "this program exchanges values with other processes, but was loaded in a process that has none."
 _TORN = (
     "a program failed in the middle of a weight update: the weights may hold a part of it.\n"
     "  fix:    load a checkpoint (load_state_dict on the model and the optimiser), then call copyWeightsToDevice()"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
 
 import torch
@@ -13,28 +13,25 @@ _JOIN_SECONDS = 0.1  # between looks for an interrupt
 Work = Callable[[], None]
 
 
-def run_threads(works: Mapping[int, Sequence[Work]], give_up: Callable[[], None]) -> None:
-    """Do the works of each IPU in order, and those of different IPUs at the same time; raises what was raised first.
+def run_threads(works: Sequence[Work], give_up: Callable[[], None]) -> None:
+    """Do the work of each IPU, all at the same time; raises what was raised first.
 
     Whatever ends a call early, no thread outlives it: `give_up` must end every wait inside.
     """
     failures: list[BaseException] = []
     per_op = torch.get_num_threads()
 
-    def run(own: Sequence[Work]) -> None:
+    def run(own: Work) -> None:
         torch.set_num_threads(per_op)  # each thread has a number of its own, and sums depend on it
         try:
-            for work in own:
-                if failures:
-                    return
-                work()
+            own()
         except BaseException as error:
             failures.append(error)
             give_up()
 
     threads = [
         threading.Thread(target=copy_context().run, args=(run, own), name=f"IPU {ipu}", daemon=True)
-        for ipu, own in works.items()
+        for ipu, own in enumerate(works)
     ]
     try:
         for thread in threads:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from poptorch.executable import Instruction, Run, Schedule
@@ -25,8 +24,7 @@ class Span(NamedTuple):
     end: float
 
 
-@dataclass(frozen=True)
-class RunTrace:
+class RunTrace(NamedTuple):
     """One call: when it began, when each of its instructions did, and when the outputs were handed over.
 
     Moments are seconds from an arbitrary origin.

@@ -27,6 +27,7 @@ from poptorch.ir import StepGraph
 from poptorch.ir.serial import FormatError
 from poptorch.store.atomic import remove_leftovers
 from poptorch.store.container import Container, read_container, write_container
+from poptorch.store.durations import Duration, Durations
 from poptorch.store.files import about_us, code_parts, programs_digest, read_kernels, why_not_usable
 from poptorch.store.places import cache_place
 
@@ -67,6 +68,11 @@ class Cache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    @property
+    def durations(self) -> Durations:
+        """How long programs took to compile."""
+        return Durations(self.folder)
 
     def path(self, key: str) -> Path:
         return self.folder / f"{key}{SUFFIX}"
@@ -176,9 +182,22 @@ def compile_cached(
         if found is not None:
             return found
         _carefully(lambda: cache.note_miss(wanted), cache)
+        begun = time.monotonic()
         kernels = engine.compile(programs, observe)
+        cache.durations.add(Duration(count_ops(programs), time.monotonic() - begun))
         _carefully(lambda: cache.add(wanted, kernels), cache)
         return kernels
+
+
+def count_ops(programs: Sequence[Program]) -> int:
+    """How much there is to compile."""
+    return sum(program.graph.count_ops() for program in programs)
+
+
+def find_cached(cache: Cache | None, engine: Engine, executable: Executable) -> dict[str, Kernel] | None:
+    """Kernels for an executable, if the cache has them."""
+    wanted = None if cache is None else _wanted(executable, engine.name)
+    return None if cache is None or wanted is None else _carefully(lambda: cache.find(wanted), cache)
 
 
 def _wanted(executable: Executable, engine: str) -> Wanted | None:

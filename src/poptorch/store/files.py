@@ -71,9 +71,14 @@ def code_parts(made_from: str, kernels: Mapping[str, Kernel]) -> dict[str, bytes
     return {_CODE: description, _CHECKSUM: checksum.encode(), **dict(zip(names, found.codes, strict=True))}
 
 
-def read_kernels(container: Container, made_from: str) -> dict[str, Kernel] | None:
-    """Kernels from native code that this user made here, for the same programs and surroundings; else None."""
-    reason = why_not_usable(container, made_from)
+def read_kernels(
+    container: Container, made_from: str, here: Mapping[str, str] | None = None
+) -> dict[str, Kernel] | None:
+    """Kernels from native code that this user made here, for the same programs and surroundings; else None.
+
+    The surroundings are those of now, unless others are given.
+    """
+    reason = why_not_usable(container, made_from, here)
     if reason:
         logger.info("there is no native code to use in it: %s", reason)
         return None
@@ -87,7 +92,7 @@ def is_our_code(container: Container) -> bool:
     return is_ours(description, container.parts.get(_CHECKSUM, b"").decode(errors="replace"))
 
 
-def why_not_usable(container: Container, made_from: str) -> str:
+def why_not_usable(container: Container, made_from: str, here: Mapping[str, str] | None = None) -> str:
     """Why native code is not to be loaded; empty if it may be."""
     if _CODE not in container.parts:
         return "it holds none"
@@ -98,6 +103,6 @@ def why_not_usable(container: Container, made_from: str) -> str:
         return "it is not the code that was signed"
     if data["made_from"] != made_from:
         return "it was made from another program"
-    here = surroundings()
+    here = surroundings() if here is None else here
     differing = [name for name, value in data["surroundings"].items() if here.get(name) != value]
     return f"it was made for another {', '.join(differing)}" if differing else ""

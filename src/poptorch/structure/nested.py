@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -38,11 +39,11 @@ class Node:
     keys: tuple[Any, ...]
     children: tuple[Structure, ...]
 
-    @property
+    @cached_property
     def is_mapping(self) -> bool:
         return issubclass(self.kind, Mapping)
 
-    @property
+    @cached_property
     def has_attributes(self) -> bool:
         """Whether the children are attributes of a dataclass."""
         return not issubclass(self.kind, (Mapping, list, tuple))
@@ -127,6 +128,8 @@ def rebuild(structure: Structure, tensors: Sequence[Any]) -> Any:
         leaves = iter([rebuild(leaf, tensors) for leaf in structure.leaves])
         return CUSTOM_TYPES.of(structure.example).reconstruct(structure.example, leaves)
     children = [rebuild(child, tensors) for child in structure.children]
+    if structure.kind is tuple:
+        return tuple(children)
     if structure.is_mapping:
         return _rebuild_mapping(structure.kind, dict(zip(structure.keys, children, strict=True)))
     if structure.has_attributes:

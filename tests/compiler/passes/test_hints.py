@@ -74,3 +74,32 @@ def test_both_products_of_a_sum_are_meant():
 def test_an_input_that_is_marked_and_returned_is_copied():
     settled = settle_hints(captured(poptorch.recomputationCheckpoint, torch.ones(2)), SETTINGS)
     assert "aten.clone.default" in targets(settled)
+
+
+def test_hints_in_the_bodies_of_loops_and_branches_are_settled():
+    def forward(x):
+        (y,) = poptorch.for_loop(2, lambda z: poptorch.set_available_memory(z @ x, 0.5), [x])
+        return poptorch.cond(x[0, 0] > 0, lambda z: poptorch.recomputationCheckpoint(z @ x), [y], lambda z: z, [y])
+
+    graph = captured(forward, torch.ones(2, 2))
+    settled = settle_hints(graph, SETTINGS)
+    verify(settled)
+    bodies = list(settled.graphs.values())
+    assert any("poptorch.hint.default" in targets(body) for body in graph.graphs.values())
+    assert not any("poptorch.hint.default" in targets(body) for body in bodies)
+    products = [node for body in bodies for node in body.ops.nodes if "mm" in str(node.target)]
+    found = [(hint_of(node, "available_memory"), hint_of(node, "checkpoint")) for node in products]
+    assert found == [(0.5, None), (None, True)]
+
+
+def test_a_multi_conv_in_the_body_of_a_loop_gives_each_convolution_its_options():
+    first, second = nn.Conv2d(1, 1, 1), nn.Conv2d(1, 1, 1)
+
+    def body(x):
+        with poptorch.MultiConv().availableMemoryProportions((0.8, 0.7)):
+            return first(x) + second(x)
+
+    settled = settle_hints(captured(lambda x: poptorch.for_loop(2, body, [x]), torch.ones(1, 1, 2, 2)), SETTINGS)
+    (loop,) = settled.graphs.values()
+    said = [hint_of(node, "multi_conv") for node in loop.ops.nodes if node.target is torch.ops.aten.convolution.default]
+    assert [dict(options)["available_memory"] for options in said if options] == [0.8, 0.7]

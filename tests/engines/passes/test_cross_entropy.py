@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import poptorch
 from poptorch.engines.host import Host
 from poptorch.engines.passes.cross_entropy import gradient_of_scores, join_cross_entropies, log_softmax_in_parts
-from poptorch.ir import GraphBuilder, InputSpec, Note, OutputRole, OutputSpec, Phase, Role
+from poptorch.ir import Direction, GraphBuilder, InputSpec, Note, OutputRole, OutputSpec, Role
 from poptorch.ir.python import as_function
 from rewrites import after, changes, train_once
 
@@ -117,7 +117,7 @@ def test_other_losses_are_left_alone(model):
 
 
 def test_a_log_softmax_that_is_used_for_more_keeps_its_value():
-    builder, note = GraphBuilder(), Note(Phase.FORWARD)
+    builder, note = GraphBuilder(), Note(Direction.FORWARD)
     values = {
         "scores": batch()[0],
         "labels": batch()[1],

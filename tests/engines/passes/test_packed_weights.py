@@ -11,7 +11,7 @@ from models import Regression
 from poptorch.engines.host import Host
 from poptorch.engines.passes.packed_weights import pack_weights
 from poptorch.engines.passes.prepare import prepare_weights
-from poptorch.ir import GraphBuilder, InputSpec, Note, OutputRole, OutputSpec, Phase, Role, StepGraph
+from poptorch.ir import Direction, GraphBuilder, InputSpec, Note, OutputRole, OutputSpec, Role, StepGraph
 
 aten = torch.ops.aten
 
@@ -57,7 +57,7 @@ def convolutions(*weights, transposed=False, dtype=torch.float32) -> StepGraph:
     images = builder.input(InputSpec.of("x", Role.USER_INPUT, torch.ones(1, 2, 3, 3, dtype=dtype)))
     for name in weights:
         more = (None, [1, 1], [0, 0], [1, 1], transposed, [0, 0], 1)
-        images = builder.call(Note(Phase.FORWARD), aten.convolution.default, images, inputs[name], *more)
+        images = builder.call(Note(Direction.FORWARD), aten.convolution.default, images, inputs[name], *more)
     builder.output(OutputSpec("output0", OutputRole.USER_OUTPUT), images)
     return builder.build("step")
 

@@ -13,6 +13,7 @@ from torch import nn
 import poptorch
 from models import Apply
 from poptorch.engines.host import Host, run_host_passes, unobserved
+from poptorch.engines.passes import layers
 from poptorch.engines.passes.channels_last import convolution_weights
 from poptorch.engines.passes.eager import EAGER
 from poptorch.engines.passes.native import NATIVE
@@ -85,13 +86,16 @@ PROGRAMS = {
     "pack_weights": lambda: infer(nn.Conv2d(2, 2, 2), image()),
     "prepare_weights": lambda: infer(nn.Linear(3, 2).half(), torch.ones(1, 3).half()),
     "outline_updates": lambda: train(WithLoss(*[nn.Linear(2, 2) for _ in range(8)]), torch.ones(1, 2)),
+    "outline_layers": lambda: train(WithLoss(*[nn.Linear(2, 2) for _ in range(5)]), torch.ones(1, 2)),
 }
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_host_pass(name, golden):
+def test_host_pass(name, golden, monkeypatch):
+    monkeypatch.setattr(layers, "_FEWEST_OPS", 1)
+    monkeypatch.setattr(layers, "_FEWEST_SAVED", 1)
     program = PROGRAMS[name]()
-    host = Host(program.fixed, convolution_weights([program.graph]))
+    host = Host(program.fixed, convolution_weights([program.graph]), fewest_layers=3)
     earlier = tuple(apply for apply in NATIVE[: NATIVE.index(PASSES[name])] if apply.__name__ == "widen_products")
     before = run_host_passes(program.graph, host, earlier, unobserved)
     after = run_host_passes(before, host, (PASSES[name],), unobserved)

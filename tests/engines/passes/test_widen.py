@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import poptorch
-from poptorch.ir import Phase, note_of
+from poptorch.ir import Direction, note_of
 from rewrites import on_eager
 
 aten = torch.ops.aten
@@ -42,6 +42,20 @@ class Products(nn.Module):
         return (y + self.weight.mv(self.vector) + torch.dot(self.vector, self.vector)).flatten(1)
 
 
+class Cells(nn.Module):
+    """A recurrent layer whose steps are written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(8, 5)
+
+    def forward(self, x):
+        state = None
+        for part in x.unbind(1):
+            state = self.cell(part, state)
+        return state[0]
+
+
 def convolutions() -> nn.Module:
     first = (nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
     return nn.Sequential(nn.Unflatten(0, (4, 1)), *first, nn.ConvTranspose2d(4, 2, 3), nn.Flatten())
@@ -54,6 +68,7 @@ NETWORKS = {
     "attention": Attention,
     "products": Products,
     "lstm": lambda: nn.Sequential(nn.LSTM(8, 5, batch_first=True), First(), nn.Flatten()),
+    "cells": Cells,
 }
 
 
@@ -133,16 +148,16 @@ def test_weights_are_widened_once_per_set_of_weights():
 def casts_to_float32(executor) -> list[str]:
     """What is widened for a product, by name; the update has casts of its own."""
     nodes = [n for n in on_eager(executor).ops.nodes if n.target is aten._to_copy.default]
-    found = [n for n in nodes if n.kwargs["dtype"] is torch.float32 and note_of(n).phase is not Phase.UPDATE]
+    found = [n for n in nodes if n.kwargs["dtype"] is torch.float32 and note_of(n).direction is not Direction.UPDATE]
     return [n.args[0].name for n in found if n.args[0].meta["val"].dtype in NARROW]
 
 
 def test_products_share_the_wide_form_of_an_operand():
     """Weights are widened once and not for every time step, the input not for every time that it is expanded."""
-    executor = poptorch.inferenceModel(network("lstm", torch.float16).eval().network, EAGER)
+    executor = poptorch.inferenceModel(network("cells", torch.float16).eval().network, EAGER)
     executor(inputs(torch.float16))
     derived = [spec.shape for spec in on_eager(executor).signature.inputs if spec.name.startswith("prepared")]
-    assert sorted(derived) == [(20,), (20, 5), (20, 8)]
+    assert sorted(derived) == [(20,), (20,), (20, 5), (20, 8)]
 
 
 @pytest.mark.parametrize("kind", NETWORKS)

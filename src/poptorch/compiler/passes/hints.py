@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from poptorch.errors import CompileError, explain
-from poptorch.ir import HintValue, Phase, StepGraph, give_note, hint_of, note_of, without_identities
+from poptorch.ir import Direction, HintValue, StepGraph, give_note, hint_of, note_of, without_identities
 from poptorch.ir.ops import as_op, is_view
 from poptorch.options import Settings
 
@@ -40,7 +40,10 @@ _USING_MEMORY = frozenset({
 
 
 def settle_hints(graph: StepGraph, settings: Settings) -> StepGraph:
-    """Note each hint where later passes look for it."""
+    """Note each hint where later passes look for it, also in the bodies of loops and branches."""
+    inner = {name: settle_hints(each, settings) for name, each in graph.graphs.items()}
+    if any(inner[name] is not each for name, each in graph.graphs.items()):
+        graph = replace(graph, graphs=inner)
     carriers = any(node.target is HINT or hint_of(node, MULTI_CONV) for node in graph.ops.nodes)
     if not carriers:
         return graph
@@ -62,7 +65,7 @@ def _note_all(nodes: Iterable[fx.Node], kind: str, value: HintValue) -> None:
 def _about(hint: fx.Node, kind: str) -> list[fx.Node]:
     """The ops that a hint is about; the hint on a gradient is about the ops that compute further gradients from it."""
     note = note_of(hint)
-    is_backward = note is not None and note.phase is Phase.BACKWARD
+    is_backward = note is not None and note.direction is Direction.BACKWARD
     if kind == AVAILABLE_MEMORY:
         return list(_nearest(hint, lambda node: list(node.users) if is_backward else node.all_input_nodes))
     if is_backward:
@@ -130,7 +133,7 @@ def _settle_multi_convs(ops: fx.Graph) -> None:
 
 def _is_forward(node: fx.Node) -> bool:
     note = note_of(node)
-    return note is not None and note.phase is Phase.FORWARD
+    return note is not None and note.direction is Direction.FORWARD
 
 
 def _convolution(node: fx.Node, operands: dict[Any, int], by_weight: dict[Any, int]) -> int | None:

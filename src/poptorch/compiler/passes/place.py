@@ -9,11 +9,12 @@ Keeps: every value, the signature. A graph without blocks is left alone.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from torch import fx
 
-from poptorch.ir import InputSpec, Note, Phase, Placement, Role, StepGraph, annotation, note_of
+from poptorch.ir import Direction, InputSpec, Note, Placement, Role, StepGraph, annotation, note_of
 from poptorch.options import Settings
 
 
@@ -25,10 +26,11 @@ def place_ops(graph: StepGraph, settings: Settings) -> StepGraph:
     placed = replace(graph, ops=ops)
     homes = parameter_placements(placed)
     owners = {node: spec for spec, node in placed.inputs}
+    anywhere = without_place(placed)
     for node in ops.nodes:
         note = note_of(node)
         if node.op == "call_function" and note is not None and note.placement is None:
-            found = _placement(node, note, owners, homes)
+            found = _placement(node, note, owners, homes, anywhere)
             node.meta = {**node.meta, "custom": {**node.meta["custom"], **annotation(replace(note, placement=found))}}
     return placed
 
@@ -52,13 +54,40 @@ def parameter_placements(graph: StepGraph) -> dict[str, Placement]:
 
 def _forward_placement(node: fx.Node) -> Placement | None:
     note = note_of(node)
-    return note.placement if note is not None and note.phase is Phase.FORWARD else None
+    return note.placement if note is not None and note.direction is Direction.FORWARD else None
 
 
-def _placement(node: fx.Node, note: Note, owners: dict[fx.Node, InputSpec], homes: dict[str, Placement]) -> Placement:
-    """Where an op without a place belongs, by its operands, which have theirs."""
-    known = [p for used in node.all_input_nodes if (p := _operand_placement(used, owners, homes)) is not None]
-    if note.phase is Phase.FORWARD:
+def without_place(graph: StepGraph) -> set[fx.Node]:
+    """Counters of micro-batches, factors of the loss and the like, and what is computed from them alone.
+
+    All sections need it, so it comes before them.
+    """
+    found = {node for spec, node in graph.inputs if spec.role in _ROLES and not spec.owner}
+    for node in graph.ops.nodes if found else ():
+        if _is_placed_by_use(node) and node.all_input_nodes and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+_ROLES = (Role.ACCUMULATOR, Role.HYPER, Role.OPTIMIZER_STATE)
+
+
+def _is_placed_by_use(node: fx.Node) -> bool:
+    note = note_of(node)
+    return node.op == "call_function" and note is not None and note.direction is not Direction.UPDATE
+
+
+def _placement(
+    node: fx.Node,
+    note: Note,
+    owners: dict[fx.Node, InputSpec],
+    homes: dict[str, Placement],
+    anywhere: Collection[fx.Node],
+) -> Placement:
+    """Where an op without a place belongs, by its operands, which have theirs unless they can be anywhere."""
+    operands = [used for used in node.all_input_nodes if used not in anywhere]
+    known = [p for used in operands if (p := _operand_placement(used, owners, homes)) is not None]
+    if note.direction is Direction.FORWARD:
         return max(known, key=lambda place: place.section, default=Placement())
     return min(known, key=lambda place: place.section, default=Placement())
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.ir import Phase, StepGraph, annotation, hint_of, note_of, value_of
+from poptorch.ir import Direction, StepGraph, annotation, hint_of, note_of, value_of
 from poptorch.ir.ops import has_effect, is_random, memory_owner
 from poptorch.options import Settings
 
@@ -30,7 +30,7 @@ def recompute_activations(graph: StepGraph, settings: Settings) -> StepGraph:
     if not settings.is_training or not _is_asked_for(graph, settings):
         return graph
     ops = graph.copy_ops()
-    forward = [node for node in ops.nodes if _phase(node) is Phase.FORWARD]
+    forward = [node for node in ops.nodes if _direction(node) is Direction.FORWARD]
     segments = _segments(forward)
     kept = _kept(forward, segments)
     for number in reversed(range(1 + max(segments.values(), default=0))):
@@ -46,9 +46,9 @@ def _is_asked_for(graph: StepGraph, settings: Settings) -> bool:
     return any(hint_of(node, _STORED) for node in graph.ops.nodes) if chosen is None else chosen > 0
 
 
-def _phase(node: fx.Node) -> Phase | None:
+def _direction(node: fx.Node) -> Direction | None:
     note = note_of(node)
-    return None if note is None or node.op != "call_function" else note.phase
+    return None if note is None or node.op != "call_function" else note.direction
 
 
 def _segments(forward: list[fx.Node]) -> dict[fx.Node, int]:
@@ -96,7 +96,7 @@ def _recompute(segment: list[fx.Node], kept: set[fx.Node], ops: fx.Graph) -> Non
         for node in copied:
             copies[node] = ops.node_copy(node, lambda used: copies.get(used, used))
             note: Any = note_of(node)
-            custom = {**node.meta["custom"], **annotation(replace(note, phase=Phase.BACKWARD))}
+            custom = {**node.meta["custom"], **annotation(replace(note, direction=Direction.BACKWARD))}
             copies[node].meta = {**node.meta, "custom": custom}
     for node, copy in copies.items():
         for user in _backward_users(node):
@@ -105,7 +105,7 @@ def _recompute(segment: list[fx.Node], kept: set[fx.Node], ops: fx.Graph) -> Non
 
 
 def _backward_users(node: fx.Node) -> list[fx.Node]:
-    return [user for user in node.users if _phase(user) is Phase.BACKWARD]
+    return [user for user in node.users if _direction(user) is Direction.BACKWARD]
 
 
 def _costs_memory(node: fx.Node) -> bool:

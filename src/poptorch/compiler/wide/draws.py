@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from poptorch.compiler.wide.values import CannotWiden, Wide, Writer
-from poptorch.ir import Note, Phase, note_of, value_of
+from poptorch.ir import Direction, Note, note_of, value_of
 from poptorch.ir.ops import as_op
 
 aten = torch.ops.aten
@@ -39,7 +39,7 @@ def write_draws(writer: Writer, draws: Sequence[fx.Node], replicas: int) -> dict
     found: dict[fx.Node, list[fx.Node]] = {node: [] for node in draws}
     for index in range(writer.width):
         for node in draws:
-            writer.note = replace(note_of(node) or Note(Phase.FORWARD), replica=index % replicas)
+            writer.note = replace(note_of(node) or Note(Direction.FORWARD), replica=index % replicas)
             found[node].append(_draw(writer, node))
     return {node: _joined(writer, parts) for node, parts in found.items()}
 

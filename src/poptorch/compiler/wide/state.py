@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from poptorch.compiler.wide.values import CannotWiden, Wide, Writer
-from poptorch.ir import InputSpec, Note, OutputRole, OutputSpec, Phase, Role, StepGraph, is_update, note_of
+from poptorch.ir import Direction, InputSpec, Note, OutputRole, OutputSpec, Role, StepGraph, is_update, note_of
 from poptorch.ir.ops import is_random, memory_owner
 
 aten = torch.ops.aten
@@ -104,7 +104,7 @@ def _next(
         return known[node]
 
     for node in chain.ops:
-        writer.note = note_of(node) or Note(Phase.FORWARD)
+        writer.note = note_of(node) or Note(Direction.FORWARD)
         arguments: Any = fx.map_arg(node.args, find)
         named: Any = fx.map_arg(node.kwargs, find)
         target: Any = node.target

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from poptorch.ir import GraphBuilder, Note, Phase, fake_mode, value_of
+from poptorch.ir import Direction, GraphBuilder, Note, fake_mode, value_of
 
 aten = torch.ops.aten
 NARROW_FLOATS = (torch.float16, torch.bfloat16)
@@ -64,7 +64,7 @@ class Writer:
 
     def __init__(self, builder: GraphBuilder, width: int) -> None:
         self.builder, self.width = builder, width
-        self.note = Note(Phase.FORWARD)
+        self.note = Note(Direction.FORWARD)
         self._known: dict[tuple[fx.Node, Kind, int], fx.Node] = {}
 
     def call(self, op: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:

@@ -30,12 +30,12 @@ from poptorch.compiler.wide.rules import RULES, Op, pointwise, substitute
 from poptorch.compiler.wide.state import Chain, write_chain
 from poptorch.compiler.wide.values import CannotWiden, Kind, Result, Wide, Writer
 from poptorch.ir import (
+    Direction,
     GraphBuilder,
     InputSpec,
     Note,
     OutputRole,
     OutputSpec,
-    Phase,
     Role,
     StepGraph,
     is_update,
@@ -161,7 +161,7 @@ class _Widening:
 
     def _compute(self, node: fx.Node) -> Result:
         writer = self._writer
-        writer.note = note_of(node) or Note(Phase.FORWARD)
+        writer.note = note_of(node) or Note(Direction.FORWARD)
         if node.target is operator.getitem and isinstance(self._values[node.args[0]], tuple):  # pyright: ignore
             return self._sum_if_enough(node, self._values[node.args[0]][node.args[1]])  # pyright: ignore
         op = Op(node, *self._arguments(node), self._summed.__contains__)
@@ -272,7 +272,7 @@ class _Widening:
         for spec, node in self._graph.outputs:
             is_returned = spec.role in (OutputRole.USER_OUTPUT, OutputRole.ANCHOR, OutputRole.GUARD)
             if is_returned or (spec.role is OutputRole.NEW_VALUE and spec.name in arguments):
-                self._writer.note = note_of(node) or Note(Phase.FORWARD)
+                self._writer.note = note_of(node) or Note(Direction.FORWARD)
                 is_number = is_returned and spec.batched and not value_of(node).dim()
                 self._builder.output(replace(spec, is_number=is_number), self._result(spec, self._values[node]))
 
@@ -286,7 +286,7 @@ class _Widening:
     def _accumulate(self) -> None:
         """The sums of gradients, added to what an update that is a program of its own takes."""
         writer, builder = self._writer, self._builder
-        writer.note = Note(Phase.BACKWARD)
+        writer.note = Note(Direction.BACKWARD)
         for name, spec in self._groups.accumulators.items():
             total = self._groups.total(writer, name, self._values[self._gradients[name]])
             before = builder.input(self._groups.with_entries(spec))
@@ -296,7 +296,7 @@ class _Widening:
     def _update(self) -> None:
         """The weight update, by the gradients of all micro-batches together."""
         writer, builder = self._writer, self._builder
-        writer.note = Note(Phase.BACKWARD)
+        writer.note = Note(Direction.BACKWARD)
         specs = {spec.name: spec for spec, _ in self._graph.outputs if spec.role is OutputRole.GRADIENT}
         totals: dict[fx.Node, fx.Node] = {}
         for name, node in self._gradients.items():

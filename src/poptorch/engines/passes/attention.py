@@ -36,6 +36,7 @@ def join_attentions(graph: StepGraph, host: Host) -> StepGraph:
     for node in list(ops.nodes):
         if _matches(node):
             _join(ops, node)
+    ops.eliminate_dead_code()
     return replace(graph, ops=ops)
 
 
@@ -81,7 +82,6 @@ def _join(graph: fx.Graph, backward: fx.Node) -> None:
         graph.erase_node(user)
     graph.erase_node(backward)
     old_result.replace_all_uses_with(result)
-    graph.eliminate_dead_code()
 
 
 def attend(

@@ -21,12 +21,12 @@ from poptorch.engines.draws import draws
 from poptorch.engines.host import Host
 from poptorch.engines.native_draws import call_back, prepared
 from poptorch.ir import (
+    Direction,
     GraphBuilder,
     InputSpec,
     Note,
     OutputRole,
     OutputSpec,
-    Phase,
     Role,
     StepGraph,
     choose_graph,
@@ -173,7 +173,7 @@ def _drawing(specs: dict[fx.Node, InputSpec]) -> StepGraph:
 
 
 def _note(node: fx.Node) -> Note:
-    return note_of(node) or Note(Phase.FORWARD)
+    return note_of(node) or Note(Direction.FORWARD)
 
 
 def calls_python(graph: StepGraph) -> bool:
@@ -184,5 +184,5 @@ def calls_python(graph: StepGraph) -> bool:
 def _is_native(node: fx.Node) -> bool:
     op = as_op(node.target)
     if op is None:
-        return node.target is operator.getitem or is_control(node)
+        return node.target is operator.getitem or bool(runs_of(node))
     return op.namespace in _OF_PYTORCH

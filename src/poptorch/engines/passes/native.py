@@ -8,6 +8,7 @@ from poptorch.engines.passes.channels_last import use_channels_last
 from poptorch.engines.passes.convolution import separate_bias_gradients
 from poptorch.engines.passes.cross_entropy import join_cross_entropies
 from poptorch.engines.passes.draw_ahead import draw_ahead
+from poptorch.engines.passes.layers import outline_layers
 from poptorch.engines.passes.nops import remove_nops
 from poptorch.engines.passes.outline import outline_updates
 from poptorch.engines.passes.packed_weights import pack_weights
@@ -37,8 +38,9 @@ NATIVE: tuple[HostPass, ...] = (
     pack_weights,
     prepare_weights,
     outline_updates,
+    outline_layers,
 )
 
-# What makes code faster but was seen to make Inductor fail: a second attempt at a program does without.
-DARING: tuple[HostPass, ...] = (join_attentions, join_cross_entropies, add_biases_last, pack_weights)
+# What makes code or its compilation faster but asks more of Inductor: a second attempt at a program does without.
+DARING: tuple[HostPass, ...] = (join_attentions, join_cross_entropies, add_biases_last, pack_weights, outline_layers)
 CAREFUL: tuple[HostPass, ...] = tuple(apply for apply in NATIVE if apply not in DARING)

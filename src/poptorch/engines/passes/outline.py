@@ -13,6 +13,7 @@ of them takes minutes to compile; code for one piece takes seconds and can be ca
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,12 +23,12 @@ from torch import fx
 from poptorch.engines.host import Host
 from poptorch.engines.passes.draw_ahead import calls_python
 from poptorch.ir import (
+    Direction,
     GraphBuilder,
     InputSpec,
     Note,
     OutputRole,
     OutputSpec,
-    Phase,
     Role,
     StepGraph,
     is_update,
@@ -41,7 +42,7 @@ _FEWEST_PIECES = 16  # below this one program for all of them compiles fast enou
 _MANY_ELEMENTS = 2**13  # from here on the code for a piece may use several threads
 _ELEMENTWISE = frozenset({aten._to_copy.default, aten.zeros_like.default, aten.clone.default})
 _KEEPS_LAYOUT: tuple[dict[str, object], ...] = ({}, {"memory_format": torch.preserve_format})
-_NOTE = Note(Phase.UPDATE)
+_NOTE = Note(Direction.UPDATE)
 
 
 def outline_updates(graph: StepGraph, host: Host) -> StepGraph:
@@ -85,6 +86,12 @@ class _Cut:
             if is_update(node) and not self.owner[node]:
                 self.owner[node] = self._only_user(node)
         self.by_name = {spec.name: spec for spec in signature.inputs}
+        self.ops_of: defaultdict[str | None, list[fx.Node]] = defaultdict(list)
+        for node in self.ops:
+            self.ops_of[self.owner[node]].append(node)
+        self.inputs_of: defaultdict[str | None, dict[fx.Node, InputSpec]] = defaultdict(dict)
+        for node, spec in self.specs.items():
+            self.inputs_of[self.owner[node]][node] = spec
         self.owned_results = {n: node for n, node in self.results.items() if self._owner_of(n) in self.parameters}
 
     def _owner_of(self, name: str) -> str:
@@ -164,8 +171,7 @@ class _Cut:
         return [node for node in self.ops if self.owner[node]]
 
     def _piece(self, owner: str) -> _Piece:
-        ops = [node for node in self.ops if self.owner[node] == owner]
-        own = {node: spec for node, spec in self.specs.items() if spec.owner == owner and self.owner[node]}
+        ops, own = self.ops_of[owner], dict(self.inputs_of[owner])
         inside = set(ops)
         outside = dict.fromkeys(used for node in ops for used in node.all_input_nodes if used not in inside)
         shape, stride = self.parameters[owner].shape, self.parameters[owner].stride
@@ -184,7 +190,7 @@ class _Cut:
                 operands.append(node)
         builder.copy(ops)
         names = {spec.name: specs[node].name for node, spec in own.items()}
-        written = [name for name in self.owned_results if name in names]
+        written = [name for name in names if name in self.owned_results]
         for name in written:
             builder.output(OutputSpec(names[name], OutputRole.NEW_VALUE), builder.copies[self.owned_results[name]])
         graph = replace(builder.build("piece"), takes_any_length=order is not None)

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from poptorch.engines.host import Host, in_bodies_too
-from poptorch.ir import Phase, StepGraph, insert, note_of, update_value, value_of
+from poptorch.ir import Direction, StepGraph, insert, note_of, update_value, value_of
 from poptorch.ir.ops import memory_owner
 
 aten = torch.ops.aten
@@ -77,20 +77,20 @@ def _is_narrow(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class _WideOperands:
-    """The float32 forms of 16-bit values that exist so far, for each phase; the backward pass uses those of inputs."""
+    """The float32 forms of 16-bit values so far, for each direction; the backward pass uses those of inputs."""
 
     graph: fx.Graph
-    found: dict[tuple[fx.Node, Phase | None], fx.Node] = field(default_factory=dict[Any, fx.Node])
+    found: dict[tuple[fx.Node, Direction | None], fx.Node] = field(default_factory=dict[Any, fx.Node])
 
     def of(self, value: fx.Node, product: fx.Node) -> fx.Node:
         """The wide form of an operand of a product, which is made before the first product that needs it."""
         note = note_of(product)
-        phase = None if note is None else note.phase
-        if phase is Phase.BACKWARD and memory_owner(value).op == "placeholder":
-            phase = Phase.FORWARD
-        if (value, phase) not in self.found:
-            self.found[value, phase] = self._make(value, product)
-        return self.found[value, phase]
+        direction = None if note is None else note.direction
+        if direction is Direction.BACKWARD and memory_owner(value).op == "placeholder":
+            direction = Direction.FORWARD
+        if (value, direction) not in self.found:
+            self.found[value, direction] = self._make(value, product)
+        return self.found[value, direction]
 
     def _make(self, value: fx.Node, product: fx.Node) -> fx.Node:
         if value.target not in _WHOLE_VIEWS:

@@ -1,0 +1,288 @@
+"""What processes of a program do in tests; one process with all replicas does the same, to compare."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import runpy
+import signal
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import poptorch
+from poptorch.processes import find_place
+
+ROWS = 3  # of a micro-batch
+
+
+class Net(nn.Module):
+    """Layers with statistics and with random numbers."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        first = nn.Linear(4, 8, bias=False)  # what follows would make the gradient of a bias zero, but for rounding
+        self.layers = nn.Sequential(first, nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.25), nn.Linear(8, 2)).to(dtype)
+
+    def forward(self, x, target):
+        y = self.layers(x)
+        return y, nn.functional.mse_loss(y, target)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train `Net`."""
+
+    optimizer: str = "SGD"
+    arguments: tuple[tuple[str, object], ...] = ()
+    accumulation: int = 1
+    replicas: int = 1  # of each process
+    reduction: str = "Mean"
+    strategy: str = "Post"
+    clip_norm: float | None = None
+    half: bool = False  # with automatic loss scaling
+    iterations: int = 1
+    in_order: bool = True
+    wide: bool = False
+    engine: str = "eager"
+    steps: int = 2
+
+    def options(self):
+        options = poptorch.Options().replicationFactor(self.replicas).deviceIterations(self.iterations)
+        options.runSideBySide(self.wide).randomSeed(3).engine(self.engine)
+        options.Training.gradientAccumulation(self.accumulation)
+        options.Training.accumulationAndReplicationReductionType(getattr(poptorch.ReductionType, self.reduction))
+        options.Training.setMeanAccumulationAndReplicationReductionStrategy(
+            getattr(poptorch.MeanReductionStrategy, self.strategy)
+        )
+        if self.clip_norm:
+            options.Training.clipGradNorm(self.clip_norm)
+        options.Training.setAutomaticLossScaling(self.half)
+        options.Distributed.orderedReduction(self.in_order)
+        return options
+
+    def make(self, module):
+        kind = getattr(torch.optim, self.optimizer, None) or getattr(poptorch.optim, self.optimizer)
+        return kind(module.parameters(), **dict(self.arguments))
+
+    def in_one_process(self, processes):
+        return replace(self, replicas=self.replicas * processes)
+
+
+def batches(case, processes, process=None):
+    """The rows of each call: of one process, or of all replicas in the order in which one process takes them."""
+    numbers = torch.Generator().manual_seed(11)
+    for _ in range(case.steps):
+        shape = (case.iterations * case.accumulation, processes, case.replicas * ROWS)
+        rows = torch.randn(*shape, 6, generator=numbers)
+        rows = (rows if process is None else rows[:, process]).reshape(-1, 6)
+        rows = rows.half() if case.half else rows
+        yield rows[:, :4].contiguous(), rows[:, 4:].contiguous()
+
+
+def train(case, processes=None):
+    """State, loss and scale after some steps; `processes` if one process does the work of so many."""
+    here = find_place()
+    torch.manual_seed(0 if processes else here.index)  # the weights of the first process are those that count
+    module = Net(torch.float16 if case.half else torch.float32)
+    options = case.options() if processes is None else case.in_one_process(processes).options()
+    if processes is not None:
+        options.Distributed.disable()
+    training = poptorch.trainingModel(module, options, case.make(module))
+    count = here.count if processes is None else processes
+    losses = [training(*batch)[1].tolist() for batch in batches(case, count, None if processes else here.index)]
+    training.destroy()
+    return {"state": module.state_dict(), "losses": losses}
+
+
+def train_all(cases):
+    return [train(case) for case in cases]
+
+
+class Lookup(nn.Module):
+    """A table, whose indices may be wrong, and a call of Python, which may raise."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(8, 3)
+        self.fails = False
+
+    def forward(self, index):
+        y = self.table(index)
+        return y, poptorch.identity_loss(y.pow(2).sum(), reduction="none")
+
+
+def lookups(engine="eager"):
+    """A training model on `Lookup`."""
+    torch.manual_seed(1)
+    module = Lookup()
+    options = poptorch.Options().engine(engine)
+    return module, poptorch.trainingModel(module, options, torch.optim.SGD(module.parameters(), lr=0.1))
+
+
+def raise_once(rank):
+    """One process has a wrong index in its second step: nobody takes that step, and all go on."""
+    module, training = lookups()
+    here, texts = find_place().index, []
+    for step in range(3):
+        index = 9 if (here, step) == (rank, 1) else here
+        try:
+            training(torch.tensor([index, 0]))
+        except poptorch.Error as error:
+            texts.append(f"{type(error).__name__} in step {step}: {error.message}")
+    return texts, module.table.weight.detach()
+
+
+def compile_on_all_but(rank):
+    """One process cannot compile the model."""
+    module, training = lookups()
+    if find_place().index == rank:
+        module.table = None  # pyright: ignore[reportAttributeAccessIssue]
+    training(torch.tensor([1, 0]))
+
+
+def compile_differently():
+    """The processes do not agree on how large a batch is."""
+    _, training = lookups()
+    training(torch.arange(1 + find_place().index))
+
+
+def train_until(rank, step, what, seconds=60.0):
+    """One process stops taking part at a step; gives what the others say, how long it took, and their weights."""
+    module, training = lookups()
+    weights = module.table.weight.detach().clone()
+    here = find_place().index
+    for number in range(1000):
+        if (here, number) == (rank, step):
+            _fail(what, seconds)
+        begun = time.monotonic()
+        try:
+            training(torch.tensor([here, number % 8]))
+        except poptorch.Error as error:
+            same = torch.equal(module.table.weight, weights)
+            return number, f"{type(error).__name__}: {error.message}", time.monotonic() - begun, same
+        weights = module.table.weight.detach().clone()
+    return None
+
+
+def _fail(what, seconds):
+    if what == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(seconds)  # the line at which it stalls
+
+
+def resume(folder):
+    """The loss of `examples/resume.py`."""
+    path = Path(__file__).parents[1] / "examples" / "resume.py"
+    return runpy.run_path(str(path))["train"](folder, epochs=4)
+
+
+def go_on_from_file(folder, shared):
+    """Weights after four steps, and after four steps of which the last two are done by a program from a file."""
+    here, case = find_place().index, Case("Adam", replicas=2, in_order=False, steps=4)
+    torch.manual_seed(0)
+    module = Net()
+    training = poptorch.trainingModel(module, case.options(), case.make(module))
+    given = list(batches(case, 2, here))
+    for batch in given[:2]:
+        training(*batch)
+    if not shared or here == 0:
+        training.save(folder / f"{0 if shared else here}.poptorch")
+    for batch in given[2:]:
+        training(*batch)
+    loaded = poptorch.load(folder / f"{0 if shared else here}.poptorch")
+    drawn = [loaded.rng_state]
+    for batch in given[2:]:
+        loaded(*batch)
+    training.destroy()
+    return module.state_dict(), loaded.model.state_dict(), drawn
+
+
+def load_what_is_not_there(folder):
+    """One process has no file."""
+    here, case = find_place().index, Case()
+    module = Net()
+    training = poptorch.trainingModel(module, case.options(), case.make(module))
+    if here == 0:
+        training.loadExecutable(folder / "none.poptorch")
+    training.loadExecutable(folder / f"{here}.poptorch")
+
+
+def look(folder):
+    """What a program of several processes sees: its part of the data, an anchor, counters and its log."""
+    os.environ["POPTORCH_LOG_DEST"] = "stdout"
+    options = poptorch.Options().deviceIterations(2).randomSeed(1).engine("eager")
+    options.anchorTensor("sums", "table.weight")
+    rows = torch.utils.data.TensorDataset(torch.arange(16) % 8)
+    loader = poptorch.DataLoader(options, rows, batch_size=2, drop_last=True)
+    torch.manual_seed(1)
+    module = Lookup()
+    training = poptorch.trainingModel(module, options, torch.optim.SGD(module.parameters(), lr=0.1))
+    seen = [training(*batch) and batch[0].tolist() for batch in loader]
+    written = io.StringIO()
+    with contextlib.redirect_stderr(written):
+        poptorch._logging.logger.warning("a warning")
+        poptorch._logging.logger.error("an error")
+    found = {
+        "rows": seen,
+        "anchor": training.getAnchoredTensor("sums"),
+        "weight": module.table.weight.detach(),
+        "latency": training.getLatency(),
+        "log": written.getvalue(),
+        "schedule": str(training._compiled().session.executable.schedule),
+    }
+    training.destroy()
+    return found
+
+
+def compile_natively(folder):
+    """How many programs this process compiled, and the weights after a step."""
+    os.environ.update(POPTORCH_CACHE="1", POPTORCH_CACHE_DIR=str(folder), POPTORCH_ENGINE="inductor")
+    from poptorch.engines import choose_engine
+
+    engine = choose_engine("inductor")
+    compiled, compile_ = [], type(engine).compile
+
+    def count(self, programs, *more):
+        compiled.append(len(programs))
+        return compile_(self, programs, *more)
+
+    type(engine).compile = count  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        module, training = lookups("inductor")
+        training(torch.tensor([0, 1]))
+    finally:
+        type(engine).compile = compile_
+    return compiled, module.table.weight.detach()
+
+
+def stall_then_go_on(seconds):
+    """What the processes say if one comes late, that one included."""
+    _, training = lookups()
+    here = find_place().index
+    training(torch.tensor([here]))
+    if here == 1:
+        time.sleep(seconds)
+    try:
+        training(torch.tensor([here]))
+    except poptorch.Error as error:
+        return error.message
+    return ""
+
+
+def raise_then(rank, other):
+    """One process raises once and all go on; later another one dies. Gives what is said last."""
+    _, training = lookups()
+    here, texts = find_place().index, []
+    for step in range(4):
+        if (here, step) == (other, 3):
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            training(torch.tensor([9 if (here, step) == (rank, 1) else 0]))
+        except poptorch.Error as error:
+            texts.append(error.message)
+    return texts
