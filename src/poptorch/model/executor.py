@@ -227,7 +227,7 @@ class PoplarExecutor(EngineUse, Measurements):
         """
         if not isinstance(mode, bool):
             raise Error(f"train() takes True or False, not {mode!r}.")
-        with self._lock:
+        with self._lock.held:
             self._wanted = flags_in_mode(self._traced, mode)
         return self
 
@@ -238,7 +238,7 @@ class PoplarExecutor(EngineUse, Measurements):
     @property
     def training(self) -> bool:
         """Whether the model itself runs in training mode: that of the executor, or the module's until there is one."""
-        with self._lock:
+        with self._lock.held:
             return self._wanted[0] if self._wanted is not None else self._traced.training
 
     # ---- compiling
@@ -526,7 +526,7 @@ class PoplarExecutor(EngineUse, Measurements):
             variant.is_outdated = not is_accepted
             if is_accepted:
                 variant.state.go_on_with(optimizers, plans, holders)
-        self._optimizers.optimizers, self._optimizers.plans = optimizers, plans
+        self._optimizers.become(optimizers, plans)
         quietly = bool(getattr(self._options, "relax_optimizer_attributes_checks", False))
         self._optimizers.report(self._traced, quietly=quietly)
         self._connect_optimizers()

@@ -13,16 +13,10 @@ COMPILING = threading.RLock()  # tracing and generating code use switches of PyT
 
 
 class Lock:
-    """A lock of one executor; a copy of the executor has one of its own."""
+    """A lock of one executor, held `with lock.held`; a copy of the executor has one of its own."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.release()
+        self.held = threading.RLock()
 
     def __reduce__(self) -> Any:
         return Lock, ()
@@ -33,7 +27,7 @@ def one_at_a_time(method: Method) -> Method:
 
     @functools.wraps(method)
     def exclusive(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._lock:
+        with self._lock.held:
             return method(self, *args, **kwargs)
 
     return exclusive  # pyright: ignore[reportReturnType]

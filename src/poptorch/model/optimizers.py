@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from poptorch.optim.view import ProgramView
 from poptorch.options import Anchor, Options, Settings
 
 Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer] | tuple[torch.optim.Optimizer, ...]
+_groups_of = attrgetter("param_groups")
 
 
 class OptimizerSet:
@@ -26,12 +28,18 @@ class OptimizerSet:
     def __init__(self) -> None:
         self.optimizers: tuple[torch.optim.Optimizer, ...] = ()
         self.plans: tuple[OptimizerPlan, ...] = ()
+        self._group_counts: list[int] = []
         self._watches: dict[int, AttributeWatch] = {}
         self._described: list[str] = []
         self._views: list[ProgramView] = []
 
     def __iter__(self) -> Iterator[tuple[torch.optim.Optimizer, OptimizerPlan]]:
         return zip(self.optimizers, self.plans, strict=True)
+
+    def become(self, optimizers: tuple[torch.optim.Optimizer, ...], plans: tuple[OptimizerPlan, ...]) -> None:
+        """Go on with these, each with its plan."""
+        self.optimizers, self.plans = optimizers, plans
+        self._group_counts = [len(plan.groups) for plan in plans]
 
     @property
     def is_dirty(self) -> bool:
@@ -41,10 +49,7 @@ class OptimizerSet:
     @property
     def has_other_groups(self) -> bool:
         """Whether groups of parameters were added or removed of which the program does not know."""
-        for optimizer, plan in zip(self.optimizers, self.plans, strict=True):
-            if len(optimizer.param_groups) != len(plan.groups):
-                return True
-        return False
+        return list(map(len, map(_groups_of, self.optimizers))) != self._group_counts
 
     def mark_step(self) -> None:
         """LR schedulers warn if nobody took a step."""

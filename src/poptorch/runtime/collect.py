@@ -60,7 +60,7 @@ class Collector:
 
     def begin(self) -> Anchored:
         """Where to put anchored values of a new call."""
-        return {anchor.name: {} for anchor in self._anchors}
+        return {anchor.name: {} for anchor in self._anchors} if self.has_anchors else {}
 
     def take(self, anchored: Anchored, result: Sequence[torch.Tensor], index: int) -> None:
         """Keep what micro-batches from `index` on computed for anchors, which they return after the user's outputs."""
@@ -87,14 +87,13 @@ class Collector:
 
     def join(self, outputs: Outputs) -> list[torch.Tensor]:
         """The user's outputs, from what the kept micro-batches returned."""
-        count = len(self._specs)
         kept = _in_order(outputs)
         if self._sums:
             kept = [self._sum(kept[replica :: self._replicas]) for replica in range(self._replicas)]
         if self._width > 1 and not self._sums:
             return self._join_rows(kept)
         if len(kept) == 1:
-            return list(kept[0][:count])
+            return list(kept[0][: len(self._specs)])
         return [
             _join([result[i] for result in kept]) if spec.batched else kept[-1][i] for i, spec in enumerate(self._specs)
         ]
@@ -111,6 +110,8 @@ class Collector:
 
     def join_anchors(self, anchored: Anchored) -> dict[str, torch.Tensor]:
         """The anchored tensors, by name."""
+        if not anchored:
+            return {}
         return {anchor.name: self._join_anchor(anchor, _in_order(anchored[anchor.name])) for anchor in self._anchors}
 
     def _sum(self, outputs: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from poptorch.executable import Commit, Executable, Instruction, Meet, Program, 
 from poptorch.processes import Group
 from poptorch.runtime.binding import bind
 from poptorch.runtime.checking import CallChecks
-from poptorch.runtime.collect import Collector, Outputs
+from poptorch.runtime.collect import Anchored, Collector, Outputs
 from poptorch.runtime.courier import Courier
 from poptorch.runtime.random import RandomStreams
 from poptorch.runtime.reduction import Reduction
@@ -57,9 +57,11 @@ class CallResult(NamedTuple):
 class _Record:
     """What a call has done so far; IPUs on different threads fill it, each entry once."""
 
-    def __init__(self, collector: Collector, instructions: int) -> None:
+    __slots__ = ("anchored", "begins", "ends", "outputs", "pending")
+
+    def __init__(self, anchored: Anchored, instructions: int) -> None:
         self.outputs: Outputs = {}
-        self.anchored = collector.begin()
+        self.anchored = anchored
         self.pending: list[int] = []  # micro-batches that are not final yet
         self.begins = [0.0] * instructions
         self.ends = [0.0] * instructions
@@ -207,10 +209,10 @@ class Session:
 
     def _follow(self, inputs: Sequence[MicroBatch]) -> CallResult:
         """Follow the schedule from its first instruction to its last, on the tensors for each run."""
-        schedule, collector, relay = self._schedule, self._collector, self._relay
-        record = _Record(collector, schedule.rounds * len(schedule.instructions))
-        if relay is not None:
-            relay.begin()
+        schedule, collector = self._schedule, self._collector
+        record = _Record(collector.begin(), schedule.rounds * len(schedule.instructions))
+        if self._relay is not None:
+            self._relay.begin()
         begun = perf_counter()
         for turn in range(schedule.rounds):
             if schedule.is_revocable:
@@ -218,22 +220,25 @@ class Session:
             for number, lanes in enumerate(self._groups):
                 if number and self._courier is not None:
                     self._take_outputs(turn, record)
-                if len(lanes) == 1 or relay is None:
-                    self._follow_lane(lanes[0], turn, inputs, record)
-                else:
-                    run_threads(
-                        [partial(self._follow_lane, lane, turn, inputs, record) for lane in lanes], relay.give_up
-                    )
+                self._follow_lanes(lanes, turn, inputs, record)
         self._journal.clear()
-        self._spread_random_numbers()
+        if self._courier is not None:
+            self._spread_random_numbers(self._courier)
         collected, found = collector.join(record.outputs), collector.join_anchors(record.anchored)
         trace = RunTrace(schedule, begun, tuple(record.begins), tuple(record.ends), perf_counter())
         return CallResult(collected, found, trace)
 
+    def _follow_lanes(self, lanes: Sequence[Lane], turn: int, inputs: Sequence[MicroBatch], record: _Record) -> None:
+        """Follow the lanes of one group, at the same time."""
+        if len(lanes) == 1 or self._relay is None:
+            self._follow_lane(lanes[0], turn, inputs, record)
+            return
+        run_threads([partial(self._follow_lane, lane, turn, inputs, record) for lane in lanes], self._relay.give_up)
+
     def _follow_lane(self, lane: Lane, turn: int, inputs: Sequence[MicroBatch], record: _Record) -> None:
         """Follow some instructions of one round in their order."""
-        if self._grad_mode not in (None, torch.is_grad_enabled()):
-            with torch.set_grad_enabled(bool(self._grad_mode)):
+        if self._grad_mode is not None and self._grad_mode is not torch.is_grad_enabled():
+            with torch.set_grad_enabled(self._grad_mode):
                 return self._follow_lane(lane, turn, inputs, record)
         schedule, collector, is_cut = self._schedule, self._collector, self._relay is not None
         first, number = turn * schedule.micro_batches, turn * len(schedule.instructions)
@@ -272,13 +277,13 @@ class Session:
             if index in wanted:
                 self._keep(self._relay.outputs(index), index, record)
 
-    def _spread_random_numbers(self) -> None:
+    def _spread_random_numbers(self, courier: Courier) -> None:
         """After a call, let all processes of a replica go on with the random numbers of the one that draws them."""
         share = self.executable.share
-        if share is None or share.drawer is None or self._courier is None:
+        if share is None or share.drawer is None:
             return
         states = self.random.save()
-        self._courier.spread(states, share.drawer)
+        courier.spread(states, share.drawer)
         self.random.restore(states)
         self.random.were_used = True
 
