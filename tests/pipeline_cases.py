@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ class Case:
     recomputation: int | None = None
     seed: int | None = 1
     meta: bool = False  # the processes build the model without values
+    per_replica: int | None = None  # processes; None: all of them
 
     def options(self, *, is_whole):
         strategy = STRATEGIES[self.strategy]()
@@ -53,8 +54,14 @@ class Case:
             options._Popart.set("autoRecomputation", self.recomputation)
         if is_whole:
             return options.Distributed.disable() and options
-        options.Distributed.processesPerReplica(find_place().count)
+        options.Distributed.processesPerReplica(self.per_replica or find_place().count)
         return options
+
+    @property
+    def companies(self):
+        """How many processes have the same stages, and which of them this one is."""
+        place, per_replica = find_place(), self.per_replica
+        return (1, 0) if per_replica is None else (place.count // per_replica, place.index // per_replica)
 
 
 def build(case, *, is_whole=False):
@@ -84,6 +91,74 @@ def optimizer_state(model, optimizer):
         for parameter, entries in optimizer.state.items()
         for key, value in entries.items()
     }
+
+
+def spread_batches(case, companies, index, calls=2):
+    """The rows of each call of one company, or of all of them in the order in which one process takes them."""
+    numbers = torch.Generator().manual_seed(1)
+    shape = getattr(staged_models, case.model).shape
+    for _ in range(calls):
+        sizes = (case.iterations * case.accumulation, companies, case.replicas * 2)
+        rows = torch.randn(*sizes, *shape, generator=numbers), torch.randn(*sizes, 6, generator=numbers)
+        yield tuple(
+            (each if index is None else each[:, index]).flatten(0, 1 if index is not None else 2) for each in rows
+        )
+
+
+def train_spread(case, companies=None):
+    """Losses, and all weights and state afterwards; `companies` if one process does the work of so many."""
+    is_whole, (count, index) = companies is not None, case.companies
+    one = replace(case, replicas=case.replicas * (companies or 1))
+    options = one.options(is_whole=is_whole)
+    torch.manual_seed(0 if is_whole else index)  # the weights of the first company are those that count
+    with torch.device("meta" if case.meta and not is_whole else "cpu"):
+        model = Training(getattr(staged_models, case.model)())
+    optimizer = getattr(torch.optim, case.optimizer)(model.parameters(), lr=0.05)
+    training = poptorch.trainingModel(model, options, optimizer)
+    given = spread_batches(case, companies or count, None if is_whole else index)
+    losses = [training(*batch)[1] for batch in given]
+    training.copyWeightsToHost()
+    state = optimizer_state(model, optimizer)
+    training.destroy()
+    return {"losses": losses, "state": state, "weights": model.state_dict()}
+
+
+def checkpoint(case, folder, until):
+    """Train until a call, from the last checkpoint on if there is one, and write one."""
+    model = build(case)
+    optimizer = getattr(torch.optim, case.optimizer)(model.parameters(), lr=0.05)
+    training = poptorch.trainingModel(model, case.options(is_whole=False), optimizer)
+    given = list(spread_batches(case, *case.companies, calls=4))
+    training.compile(*given[0])
+    done = training.loadCheckpoint(folder) or 0
+    for batch in given[done:until]:
+        training(*batch)
+    training.saveCheckpoint(folder, until)
+    training.copyWeightsToHost()
+    state = optimizer_state(model, optimizer)
+    training.destroy()
+    return model.state_dict(), state
+
+
+def fail_spread(failing):
+    """One of the processes is called with a wrong argument once; gives what is raised, and the weights in the end."""
+    case = Case(optimizer="Adam", per_replica=2)
+    index, texts = case.companies[1], []
+    torch.manual_seed(0)
+    model = Training(staged_models.Mlp())
+    training = poptorch.trainingModel(
+        model, case.options(is_whole=False), torch.optim.Adam(model.parameters(), lr=0.05)
+    )
+    for number, batch in enumerate(spread_batches(case, 2, index, calls=3)):
+        if (find_place().index, number) == (failing, 1):
+            batch = (batch[0][:, :1], batch[1])
+        try:
+            training(*batch)
+        except poptorch.Error as error:
+            texts.append((number, type(error).__name__, error.message))
+    training.copyWeightsToHost()
+    training.destroy()
+    return texts, model.state_dict()
 
 
 def train(case, *, is_whole=False):

@@ -50,6 +50,7 @@ class Case:
     wide: bool = False
     engine: str = "eager"
     steps: int = 2
+    sharded: bool = False  # the optimiser's state by rows
 
     def options(self):
         options = poptorch.Options().replicationFactor(self.replicas).deviceIterations(self.iterations)
@@ -63,6 +64,9 @@ class Case:
             options.Training.clipGradNorm(self.clip_norm)
         options.Training.setAutomaticLossScaling(self.half)
         options.Distributed.orderedReduction(self.in_order)
+        if self.sharded:
+            by_rows = poptorch.TensorLocationSettings().useReplicatedTensorSharding()
+            options.TensorLocations.setOptimizerLocation(by_rows.minElementsForReplicatedTensorSharding(8))
         return options
 
     def make(self, module):
@@ -92,11 +96,19 @@ def train(case, processes=None):
     options = case.options() if processes is None else case.in_one_process(processes).options()
     if processes is not None:
         options.Distributed.disable()
-    training = poptorch.trainingModel(module, options, case.make(module))
+    optimizer = case.make(module)
+    training = poptorch.trainingModel(module, options, optimizer)
     count = here.count if processes is None else processes
     losses = [training(*batch)[1].tolist() for batch in batches(case, count, None if processes else here.index)]
+    has_rows = training.copyWeightsToHostIfNeeded()
     training.destroy()
-    return {"state": module.state_dict(), "losses": losses}
+    return {"state": module.state_dict(), "losses": losses, "optimizer": flat(optimizer), "has_rows": has_rows}
+
+
+def flat(optimizer):
+    """The tensors of an optimiser's state, by the position of the parameter and the key."""
+    entries = optimizer.state_dict()["state"].items()
+    return {f"{index}.{key}": value for index, each in entries for key, value in each.items()}
 
 
 def train_all(cases):
@@ -167,6 +179,19 @@ def train_until(rank, step, what, seconds=60.0):
             return number, f"{type(error).__name__}: {error.message}", time.monotonic() - begun, same
         weights = module.table.weight.detach().clone()
     return None
+
+
+def train_for_long():
+    """Say when training has begun, and what ended it."""
+    _, training = lookups()
+    training(torch.tensor([0]))
+    print("training", flush=True)
+    try:
+        while True:
+            training(torch.tensor([1]))
+            time.sleep(0.01)
+    except poptorch.Error as error:
+        print(f"{type(error).__name__}: {error.message}", flush=True)
 
 
 def _fail(what, seconds):
@@ -285,4 +310,67 @@ def raise_then(rank, other):
             training(torch.tensor([9 if (here, step) == (rank, 1) else 0]))
         except poptorch.Error as error:
             texts.append(error.message)
+    return texts
+
+
+def in_rows(case=None, **more):
+    """A module, its optimiser and a training model whose optimiser state is shared out by rows."""
+    case = case or Case("Adam", (("lr", 0.01),), in_order=False, sharded=True, steps=6, **more)
+    torch.manual_seed(0)
+    module = Net()
+    optimizer = case.make(module)
+    return case, module, optimizer, poptorch.trainingModel(module, case.options(), optimizer)
+
+
+def memory_of_state():
+    """Where the optimiser shows its state to be, how many bytes of it this process has, and the number of steps."""
+    module = nn.Linear(40, 60, bias=False)
+    options = Case(sharded=True).options()
+    optimizer = torch.optim.Adam(module.parameters())
+    training = poptorch.trainingModel(Loss(module), options, optimizer)
+    training(torch.ones(2, 40))
+    (entries,) = optimizer.state.values()
+    kept = sum(rows.tensor.nbytes for rows in training._compiled().state.rows)
+    training.destroy()
+    return entries["exp_avg"].device.type, kept, int(entries["step"])
+
+
+class Loss(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.layer(x).pow(2), reduction="mean")
+
+
+def checkpoint(folder, until, steps):
+    """Train until a step, from the last checkpoint on if there is one, and write one there."""
+    case, module, optimizer, training = in_rows()
+    here = find_place()
+    given = list(batches(case, here.count, here.index))[:steps]
+    training.compile(*given[0])
+    progress = training.loadCheckpoint(folder)
+    for batch in given[progress["step"] if progress else 0 : until]:
+        training(*batch)
+    training.saveCheckpoint(folder, {"step": max(until, progress["step"] if progress else 0)})
+    training.copyWeightsToHost()
+    training.destroy()
+    return {"state": module.state_dict(), "optimizer": flat(optimizer), "progress": progress}
+
+
+def explain_rows():
+    """What is said about optimiser state that was taken without its rows, and about a file."""
+    case, _, optimizer, training = in_rows()
+    here, texts = find_place(), []
+    batch = next(batches(case, here.count, here.index))
+    training(*batch)
+    entries = next(iter(optimizer.state.values()))
+    entries["exp_avg"] = entries["exp_avg"].clone()
+    for attempt in (lambda: training(*batch), lambda: training.save("never.poptorch")):
+        try:
+            attempt()
+        except poptorch.Error as error:
+            texts.append(error.message)
+    training.destroy()
     return texts

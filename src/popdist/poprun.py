@@ -92,9 +92,21 @@ def _start(plan: LaunchPlan, *, dry_run: bool) -> None:
 
 
 def _own_host(hosts: tuple[str, ...]) -> int | None:
-    """Which of the hosts this machine is."""
-    own = {"localhost", "127.0.0.1", socket.gethostname(), socket.gethostname().partition(".")[0]}
-    return next((index for index, name in enumerate(hosts) if name in own), None)
+    """Which of the hosts this machine is: the one with its name, or with one of its addresses."""
+    own = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
+    named = [index for index, name in enumerate(hosts) if name in own]
+    return next(iter(named or [index for index, name in enumerate(hosts) if _is_here(name)]), None)
+
+
+def _is_here(host: str) -> bool:
+    """Whether a name or address leads to this machine: only there a socket can be bound to it."""
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(kind) as found:
+            found.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 def _replace(command: list[str], plan: LaunchPlan) -> NoReturn:

@@ -27,11 +27,11 @@ def test_processes_are_a_multiple_of_those_of_a_replica():
         resolve(options(0, 3, 2), training=True)
 
 
-def test_replicas_in_several_processes_are_not_spread_over_processes_as_well():
+def test_each_process_of_a_replica_needs_an_ipu():
     sections = Sections((Placement(ipu=0), Placement(ipu=1, section=1)))
-    check_shares(sections, resolve(options(1, 2, 2), training=True))
-    with pytest.raises(CompileError, match="use replicationFactor for replicas"):
-        check_shares(sections, resolve(options(1, 4, 2), training=True))
+    check_shares(sections, resolve(options(1, 4, 2), training=True))
+    with pytest.raises(CompileError, match=r"on 2 IPU\(s\), which cannot be spread over 4 processes"):
+        check_shares(sections, resolve(options(1, 4, 4), training=True))
 
 
 def test_a_process_has_a_part_of_the_ipus_of_each_replica():

@@ -96,3 +96,21 @@ def test_optimiser_of_another_model_is_refused():
     training = train(Regression(), sgd(Regression()))
     with pytest.raises(poptorch.Error, match="not part of the model"):
         training(*batch())
+
+
+def test_the_first_gradient_is_not_dampened_even_if_weights_were_replaced_before_it():
+    torch.manual_seed(0)
+    model, reference = Regression(), Regression()
+    reference.load_state_dict(model.state_dict())
+    own, theirs = (sgd(each, momentum=0.9, dampening=0.3) for each in (model, reference))
+    training = train(model, own)
+    training.compile(*batch())
+    for seed in range(3):
+        for parameter in model.parameters():  # lets the program be bound to other tensors
+            parameter.data = parameter.data.clone()
+        x, target = batch(seed=seed)
+        training(x, target)
+        theirs.zero_grad()
+        reference(x, target)[1].backward()
+        theirs.step()
+    torch.testing.assert_close(dict(model.state_dict()), dict(reference.state_dict()))

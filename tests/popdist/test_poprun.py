@@ -127,7 +127,7 @@ def start(command, folder):
 def test_torchrun_alone_starts_the_program_too(tmp_path):
     (command,) = [command for command in documented() if command.startswith("torchrun")]
     assert "started 1 time(s), loss " in start(command, tmp_path).stdout
-    assert (tmp_path / "others" / "last.pt").exists()
+    assert (tmp_path / "others" / "latest" / ".metadata").exists()
 
 
 @pytest.mark.parametrize("command", [command for command in documented() if command.startswith("poprun")])

@@ -95,6 +95,52 @@ def test_what_cannot_be_spread_is_refused(company, kind, text):
         assert text in result.text
 
 
+SPREAD = [
+    Case(clip_norm=0.1, optimizer="Adam", per_replica=2),
+    Case("Skips", "sharded", optimizer="RMSprop", reduction="Running", replicas=2, per_replica=2),
+    Case("Convolutions", iterations=2, meta=True, per_replica=2),
+]
+
+
+@pytest.fixture(scope="module")
+def four():
+    started = Company(4, POPTORCH_TIMEOUT="60")
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("case", SPREAD, ids=lambda case: f"{case.model} {case.strategy}")
+def test_replicas_may_be_spread_over_further_processes(four, case):
+    expected = pipeline_cases.train_spread(case, companies=2)
+    for rank, found in enumerate(four.run(pipeline_cases.train_spread, case)):
+        assert found["state"].keys() == expected["state"].keys()
+        own = {name: value for name, value in found["weights"].items() if rank < 2 or "running" not in name}
+        for name, value in (own | found["state"]).items():
+            wanted = expected["weights"].get(name, expected["state"].get(name))
+            torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-5, msg=f"{name} of process {rank}")
+        every = expected["losses"][0].view(-1, 2, case.replicas)
+        torch.testing.assert_close(found["losses"][0], every[:, rank // 2].flatten())
+
+
+@pytest.mark.parametrize("failing", [0, 3])
+def test_a_call_that_one_of_them_cannot_take_fails_in_all_and_they_go_on(four, failing):
+    results = four.run(pipeline_cases.fail_spread, failing)
+    for rank, (raised, weights) in enumerate(results):
+        ((number, kind, text),) = raised
+        assert (number, kind) == (1, "ArgumentError" if rank == failing else "ProcessError")
+        assert rank == failing or f"process {failing} of 4 has raised ArgumentError" in text
+        check_same(weights, results[0][1])
+
+
+def test_each_process_writes_its_stages_to_a_checkpoint_and_goes_on_from_there(four, tmp_path):
+    case = Case("Convolutions", optimizer="Adam", accumulation=7, per_replica=2)
+    expected = four.run(pipeline_cases.checkpoint, case, tmp_path / "undisturbed", 4)
+    four.run(pipeline_cases.checkpoint, case, tmp_path / "stopped", 2)
+    for found, wanted in zip(four.run(pipeline_cases.checkpoint, case, tmp_path / "stopped", 4), expected, strict=True):
+        check_same(found[0], wanted[0])
+        check_same(found[1], wanted[1])
+
+
 def test_a_model_that_is_too_large_for_each_process_trains():
     company = Company(2, POPTORCH_TIMEOUT="60")
     try:

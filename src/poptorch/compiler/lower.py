@@ -16,6 +16,7 @@ from poptorch.compiler.prints import name_prints
 from poptorch.compiler.schedule import plan_schedule, stage_schedule, with_reduction
 from poptorch.compiler.sections import Sections, check_ipus, check_sections, log_placements, recomputes_stages
 from poptorch.compiler.several_processes import check_processes
+from poptorch.compiler.sharding import take_rows
 from poptorch.compiler.shares import check_shares, take_share
 from poptorch.compiler.side_by_side import Side, put_side_by_side
 from poptorch.compiler.stage_updates import split_update as update_parts
@@ -120,7 +121,9 @@ def lower(
         outputs=_returned(programs.whole),
         timeline=timeline,
     )
-    return whole if settings.processes.parts == 1 else take_share(whole, sections, settings.processes)
+    if settings.processes.parts > 1:
+        return take_share(whole, sections, settings.processes)
+    return take_rows(whole, settings.processes, observe) if settings.processes.shares_rows else whole
 
 
 @dataclass(frozen=True)

@@ -35,15 +35,6 @@ def check_shares(sections: Sections, settings: Settings) -> None:
                 fix="put its blocks on more IPUs (poptorch.BeginBlock, Block), or use fewer processes",
             )
         )
-    if processes.count > 1:
-        raise CompileError(
-            explain(
-                f"there are {processes.count * processes.parts} processes, and each replica takes {processes.parts}: "
-                "replicas cannot be spread over processes and be in several processes at the same time.",
-                options=options,
-                fix="start as many processes as processesPerReplica says, and use replicationFactor for replicas",
-            )
-        )
 
 
 def take_share(whole: Executable, sections: Sections, processes: ProcessSettings) -> Executable:
@@ -76,6 +67,7 @@ class _Cut:
             binding=replace(whole.binding, inputs=tuple(state.values())),
             checks=tuple(check for check in whole.checks if own.issuperset(check.state)),
             share=self._share(),
+            common=whole.common_digest,
         )
 
     # ---- who has what
@@ -136,10 +128,9 @@ class _Cut:
         met = self._met(counter)
         drawers = [self._places[name] for name, program in self._steps.items() if program.draws_random_numbers]
         own = len({ipu for ipu in range(self._ipus) if self._process_of(ipu) == self._index})
-        digest = self._whole.digest
         homes = tuple(self._homes())
         guards, drawer = self._whole.guards, drawers[0] if drawers else None
-        return Share(self._index, self._count, own, digest, crossing, outputs, met, homes, guards, drawer)
+        return Share(self._index, self._count, own, crossing, outputs, met, homes, guards, drawer)
 
     def _crossing(self, numbers: Iterable[int]) -> tuple[Handover, ...]:
         """The values that stages of other processes, or of this one, get from each other's processes."""
@@ -200,6 +191,12 @@ class _Cut:
         last = whole.instructions[-1]
         slot = last.slot if isinstance(last, Commit) else last.slot + 1
         ipus = tuple(i for i in range(whole.ipus) if self._process_of(i) == self._index)
+        if whole.reduction is not None:
+            slot = whole.reduction.slot
+            own_sums = {spec.name for graph in self._rare(self._index) for spec in graph.signature.state}
+            sums = tuple(name for name in whole.reduction.accumulators if name in own_sums)
+            instructions.append(replace(whole.reduction, accumulators=sums, ipus=ipus))
+            slot += 1
         instructions.append(Meet(None if own.told is None else own.told.name, self._count, ipus, slot))
         if isinstance(last, Commit):
             updates = () if own.update is None else (own.update.name,)

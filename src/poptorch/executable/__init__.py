@@ -5,9 +5,9 @@ from poptorch.executable.executable import AnchorPlan, Batching, Executable
 from poptorch.executable.interface import Arguments, Interface
 from poptorch.executable.program import Program
 from poptorch.executable.restore import executable_from
-from poptorch.executable.schedule import Commit, Instruction, Meet, Reduce, Run, Schedule
+from poptorch.executable.schedule import Commit, Exchange, Gather, Instruction, Meet, Reduce, Run, Schedule
 from poptorch.executable.share import Handover, Home, Share
-from poptorch.executable.state import GroupBinding, Grouping, StateBinding
+from poptorch.executable.state import GroupBinding, Grouping, Shard, StateBinding
 from poptorch.executable.timeline import Kind, Part, Task, Timeline, part_name
 
 __all__ = [
@@ -15,7 +15,9 @@ __all__ = [
     "Arguments",
     "Batching",
     "Commit",
+    "Exchange",
     "Executable",
+    "Gather",
     "GroupBinding",
     "Grouping",
     "Handover",
@@ -30,6 +32,7 @@ __all__ = [
     "Reduce",
     "Run",
     "Schedule",
+    "Shard",
     "Share",
     "StateBinding",
     "Task",

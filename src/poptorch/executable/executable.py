@@ -16,6 +16,7 @@ from poptorch.executable.state import StateBinding
 from poptorch.executable.timeline import Timeline
 from poptorch.ir import Guard, InputSpec, OutputSpec, Role
 from poptorch.ir.digest import digest
+from poptorch.ir.serial import FormatError
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Executable:
     outputs: tuple[OutputSpec, ...] = ()  # of a micro-batch: the user's, then anchors and guards if there are any
     timeline: Timeline | None = None  # what the IPUs of a replica would do; the schedule is what is run here
     share: Share | None = None  # if other processes have programs for other stages
+    common: str = ""  # the digest of what all processes run together, if each has programs of its own
 
     def program(self, name: str) -> Program:
         return next(program for program in self.programs if program.name == name)
@@ -147,6 +149,16 @@ class Executable:
     def digest(self) -> str:
         """A name for what the executable does: the same in every process, wherever the model was written."""
         return digest(plain(self), tensors_in(self))
+
+    @property
+    def common_digest(self) -> str:
+        """The digest of what all processes run together; empty if it draws from a generator of the user."""
+        if self.common:
+            return self.common
+        try:
+            return self.digest
+        except FormatError:
+            return ""
 
     def __str__(self) -> str:
         call = f"call{self.interface.arguments}"

@@ -22,9 +22,9 @@ from poptorch.executable.data import Data
 from poptorch.executable.executable import AnchorPlan, Batching, Executable
 from poptorch.executable.interface import Arguments, Interface
 from poptorch.executable.program import Program
-from poptorch.executable.schedule import Commit, Meet, Reduce, Run, Schedule
+from poptorch.executable.schedule import Commit, Exchange, Gather, Meet, Reduce, Run, Schedule
 from poptorch.executable.share import Handover, Home, Share
-from poptorch.executable.state import GroupBinding, Grouping, StateBinding
+from poptorch.executable.state import GroupBinding, Grouping, Shard, StateBinding
 from poptorch.executable.timeline import Task, Timeline
 from poptorch.ir import Guard, InputSpec, OutputSpec, Role, SourceLine, StepGraph, verify
 from poptorch.ir.ops import takes_turns
@@ -39,7 +39,9 @@ _KINDS: dict[str, type] = {
         Arguments,
         Batching,
         Commit,
+        Exchange,
         Executable,
+        Gather,
         GroupBinding,
         Grouping,
         Guard,
@@ -55,6 +57,7 @@ _KINDS: dict[str, type] = {
         Reduce,
         Run,
         Schedule,
+        Shard,
         Share,
         StateBinding,
         Task,

@@ -45,7 +45,8 @@ class Reduce:
     """Add up gradient accumulators over all processes, before the commit that uses them.
 
     If it is `in_order`, the gradients of single micro-batches are added up as one process with all replicas would do
-    it: by accumulation step, then by global replica. If it then `averages`, it keeps their running mean.
+    it: by accumulation step, then by global replica. If it then `averages`, it keeps their running mean. Of those that
+    are `scattered` a process gets the sums of the rows that it updates; the others become zero.
     """
 
     accumulators: tuple[str, ...]
@@ -54,9 +55,42 @@ class Reduce:
     slot: int
     in_order: bool = False
     averages: bool = False
+    scattered: tuple[str, ...] = ()  # some of the accumulators
 
     def __str__(self) -> str:
-        return f"reduce {len(self.accumulators)} over {self.processes} processes{' in order' * self.in_order}"
+        scattered = f", {len(self.scattered)} by rows" if self.scattered else ""
+        order = " in order" * self.in_order
+        return f"reduce {len(self.accumulators)}{scattered} over {self.processes} processes{order}"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Run a program for what the update needs to know about the rows of all processes, such as parts of a norm.
+
+    Programs that follow get the vectors of all processes, one below the other, as `result`.
+    """
+
+    program: str
+    result: str
+    processes: int
+    ipus: tuple[int, ...]
+    slot: int
+
+    def __str__(self) -> str:
+        return f"{self.program} of {self.processes} processes"
+
+
+@dataclass(frozen=True)
+class Gather:
+    """After a commit: bring together the rows of parameters that processes have updated."""
+
+    parameters: tuple[str, ...]
+    processes: int
+    ipus: tuple[int, ...]
+    slot: int
+
+    def __str__(self) -> str:
+        return f"gather {len(self.parameters)} over {self.processes} processes"
 
 
 @dataclass(frozen=True)
@@ -75,7 +109,7 @@ class Meet:
         return f"meet {self.processes} processes"
 
 
-Instruction = Run | Reduce | Meet | Commit
+Instruction = Run | Reduce | Exchange | Meet | Commit | Gather
 
 
 @dataclass(frozen=True)
@@ -97,6 +131,11 @@ class Schedule:
     def reduction(self) -> Reduce | None:
         """What is exchanged with other processes before a commit."""
         return next((step for step in self.instructions if isinstance(step, Reduce)), None)
+
+    @cached_property
+    def gathering(self) -> Gather | None:
+        """What a commit leaves to be brought together."""
+        return next((step for step in self.instructions if isinstance(step, Gather)), None)
 
     @cached_property
     def width(self) -> int:
@@ -123,14 +162,18 @@ class Schedule:
         computed = {run.micro_batch + index for run in self.runs for index in range(run.width)}
         assert computed <= set(range(self.micro_batches)), "no such micro-batch"
         assert {run.width for run in self.runs} <= {self.width}, "all runs are equally wide"
+        rare = [type(step) for step in self.instructions if not isinstance(step, Run)]
+        assert rare == sorted(rare, key=_ORDER.index), "gradients are added up, used, and what is made of them gathered"
+        assert len(rare) - rare.count(Exchange) == len({*rare} - {Exchange}), "one reduction and one commit in a round"
         if self.is_revocable:
-            assert isinstance(self.instructions[-1], Commit), "a round ends with what makes it final"
+            assert not isinstance(self.instructions[-1], Run), "a round ends with what makes it final"
             assert not any(run.commits for run in self.runs), "a run commits by itself, or a commit does it for all"
-        if self.reduction is not None:
-            assert self.reduction is self.instructions[-2], "what is reduced is complete, and then committed"
 
     def __str__(self) -> str:
         return "\n".join(_print(self))
+
+
+_ORDER = [Reduce, Exchange, Meet, Commit, Gather]  # of what follows the runs of a round
 
 
 def _ipus(instruction: Instruction) -> tuple[int, ...]:

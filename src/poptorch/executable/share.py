@@ -37,7 +37,6 @@ class Share:
     index: int
     count: int
     ipus: int  # of each replica in this process
-    whole: str  # the digest of what all of them run together
     handovers: tuple[Handover, ...]  # from stage to stage, for every micro-batch
     outputs: tuple[Handover, ...]  # of a micro-batch, which all processes get
     met: tuple[Handover, ...]  # what updates need of gradients that are in several processes, once for each update

@@ -32,12 +32,32 @@ class Grouping:
 
 
 @dataclass(frozen=True)
+class Shard:
+    """A parameter of which each process updates some rows, and has the optimiser's state for those only."""
+
+    name: str
+    bounds: tuple[int, ...]  # where the rows of each process begin, and where those of the last one end
+    process: int
+    shape: tuple[int, ...]
+
+    @property
+    def rows(self) -> slice:
+        """The rows of this process."""
+        return slice(self.bounds[self.process], self.bounds[self.process + 1])
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        return (self.rows.stop - self.rows.start, *self.shape[1:])
+
+
+@dataclass(frozen=True)
 class StateBinding:
     """Every state input of every program, once, with what leads from it to its owner."""
 
     inputs: tuple[InputSpec, ...]
     groups: tuple[GroupBinding, ...] = ()
     groupings: tuple[Grouping, ...] = ()
+    shards: tuple[Shard, ...] = ()
 
     def owner(self, spec: InputSpec) -> str:
         """Where the tensor of an input is kept, in words."""
@@ -64,3 +84,5 @@ def _print(binding: StateBinding) -> Iterator[str]:
         yield f"  {spec!s:<{width}}  {binding.owner(spec)}"
     for grouping in binding.groupings:
         yield f"  {grouping.name} has an entry for each of {grouping.groups} groups of replicas"
+    for shard in binding.shards:
+        yield f"  rows {shard.rows.start} to {shard.rows.stop - 1} of {shard.shape[0]} of {shard.name} are updated here"

@@ -34,7 +34,6 @@ from poptorch.model.tiers import Made, begin
 from poptorch.model.variants import Variant
 from poptorch.ops.collectives import running_on
 from poptorch.options import Settings
-from poptorch.processes import Group
 from poptorch.runtime import Seat, Session
 from poptorch.store import Cache, cache_folder, read_kernels
 from poptorch.store.files import programs_digest
@@ -51,11 +50,7 @@ class Blueprint:
     replica_groups: Mapping[str, tuple[Any, ...]]
     scale_factor: torch.Tensor  # of automatic loss scaling, the same for all variants
     warned: set[str]
-    group: Group | None = None  # the other processes, if a step exchanges anything with them
-
-    @property
-    def seat(self) -> Seat:
-        return Seat(self.settings.processes.index, self.group)
+    seat: Seat  # which process this is, and its connections to others if a step exchanges anything with them
 
 
 def build(
@@ -183,7 +178,7 @@ def _compile(blueprint: Blueprint, executable: Executable, observe: Callable[...
     often = [program for program in executable.programs if program not in once]
     settings, engine = blueprint.settings, blueprint.engine
     task = Task(executable, often, find_cache(settings), observe, _shows_progress(settings))
-    if isinstance(engine, TieredEngine) and blueprint.group is not None:
+    if isinstance(engine, TieredEngine) and blueprint.seat.is_connected:
         engine = engine.later  # processes would change the engine at different times, and their weights drift apart
     if isinstance(engine, TieredEngine):
         made = begin(engine, task, display)

@@ -13,7 +13,7 @@ from poptorch.errors import Error, explain
 from poptorch.executable import Home, Share
 from poptorch.model.clock import exchange
 from poptorch.model.program_state import table_of
-from poptorch.processes import Group
+from poptorch.processes import Team
 
 _HOME = "_poptorch_process"  # an attribute of tensors without values: the process that has them
 
@@ -32,7 +32,7 @@ def release(module: nn.Module, share: Share) -> None:
         setattr(tensor, _HOME, home.process)
 
 
-def fetch(module: nn.Module, share: Share, group: Group) -> None:
+def fetch(module: nn.Module, share: Share, group: Team) -> None:
     """Bring the values of all parameters and buffers here, as all processes do."""
     for home in share.homes:
         tensor = _tensor(module, home)

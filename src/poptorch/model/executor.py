@@ -24,6 +24,7 @@ from poptorch.model.arguments import ArgumentBinder, CallSpec, prepare
 from poptorch.model.attachment import Attachment
 from poptorch.model.buffers import updatable_buffers
 from poptorch.model.build import Blueprint, build, build_loaded
+from poptorch.model.checkpoints import Checkpoints
 from poptorch.model.engine_use import EngineUse
 from poptorch.model.graph_json import graph_json
 from poptorch.model.grouping import ReplicaGroups
@@ -49,7 +50,7 @@ _NOT_COMPILED = (
 )
 
 
-class PoplarExecutor(EngineUse, Measurements):
+class PoplarExecutor(Checkpoints, EngineUse, Measurements):
     """A model that runs as a compiled program; made by `trainingModel` and `inferenceModel`, called like the model."""
 
     def __init__(
@@ -287,7 +288,7 @@ class PoplarExecutor(EngineUse, Measurements):
             self.per_replica_params,
             self._scale_factor,
             self._warned,
-            self._companions.group,
+            self._companions.seat,
         )
 
     def _build(self, call: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str, flags: Flags) -> None:
@@ -440,7 +441,9 @@ class PoplarExecutor(EngineUse, Measurements):
     @one_at_a_time
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Like `copyWeightsToHost`, but tells whether anything had to be copied."""
-        if self._current is None or not (self._current.state.is_host_stale or self._companions.lacks_weights):
+        current = self._current
+        is_complete = current is None or not (current.state.is_host_stale or current.state.has_rows_only)
+        if is_complete and not self._companions.lacks_weights:
             return False
         self.copyWeightsToHost()
         return True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter, is_
 from typing import Any
 
@@ -19,13 +20,14 @@ from poptorch.ir import InputSpec, Role, with_stride
 from poptorch.model.clock import clocks_of
 from poptorch.model.modes import ModuleWatch, replaced_error
 from poptorch.model.optimizers import OptimizerSet
-from poptorch.model.program_state import HostLayouts, ProgramState, Strides, registered_tensor, table_of
+from poptorch.model.own_rows import OwnRows, misshapen
+from poptorch.model.program_state import HostLayouts, ProgramState, Rows, Strides, registered_tensor, table_of
 from poptorch.model.replacement import check_optimizers, fits
 from poptorch.model.seats import Seats
 from poptorch.optim.gradients import check_scaling
 from poptorch.optim.plan import GroupPlan, OptimizerPlan
 from poptorch.options import Settings
-from poptorch.processes import Group
+from poptorch.processes import Team
 
 _STATE = attrgetter("state")
 
@@ -48,6 +50,7 @@ class OwnedState:
         self._loss_type, self._reached = captured.loss_type, captured.reached
         self._specs = [spec for spec in executable.state if spec.role in (Role.PARAMETER, Role.BUFFER)]
         self._here = {spec.name for spec in self._specs}  # other processes may have other stages
+        self._rows = OwnRows({shard.name: shard for shard in executable.binding.shards})
         self._hypers = {
             spec.name: torch.tensor(group.plan.values[spec.key], dtype=torch.float64)
             for group in captured.groups
@@ -66,6 +69,7 @@ class OwnedState:
         self._seats = Seats()
         self._optimizer_states: list[object] = []
         self._is_bound = False  # whether a session works on the tensors in the seats
+        self._fresh: list[torch.Tensor] = []  # state that was made here, and that no update has seen yet
 
     @property
     def _replica_groups(self) -> dict[str, int]:
@@ -141,17 +145,63 @@ class OwnedState:
         for clock in self._clocks:
             clock.time += 1
 
-    end_call = begin_call
+    def end_call(self) -> None:
+        self._fresh.clear()
+        self.begin_call()
 
     def refresh(self, watch: ModuleWatch, names: Collection[str] | None = None) -> None:
         """The program works on the owners' tensors themselves."""
 
     def take_over(self, before: ProgramState) -> None:
         """All programs work on the same tensors."""
+        if isinstance(before, OwnedState):
+            self._rows, self._fresh = before._rows, before._fresh
 
     is_host_stale = False
 
-    def fetch_optimizer(self, share: Share, group: Group) -> None:
+    def _shared_out(self) -> Iterator[tuple[TrainedGroup, int, InputSpec]]:
+        """The state of which this process has some rows: whose it is, and what all rows together look like."""
+        for group in self._groups:
+            for index, layout in enumerate(group.layouts):
+                for spec in layout.values():
+                    if self._rows.shard(spec) is not None:
+                        yield group, index, self._layouts.host(spec)
+
+    @property
+    def has_rows_only(self) -> bool:
+        """Whether other processes have state of which the optimisers here show no values."""
+        return any(self._rows.are_shown(spec, self._entries(g, i).get(spec.key)) for g, i, spec in self._shared_out())
+
+    @property
+    def rows(self) -> list[Rows]:
+        """What this process has of the optimisers' state that is shared out over processes."""
+        found: list[Rows] = []
+        for group, index, spec in self._shared_out():
+            shard, parameter = self._rows.shard(spec), self._holders[group.names[index]].parameter
+            assert shard is not None
+            found.append(Rows(parameter, spec, self._rows.rows(spec), len(shard.bounds) - 1))
+        return found
+
+    def begin_alike(self, group: Team) -> None:
+        """Let all processes have their rows of what the optimisers of the first one have."""
+        for trained, index, spec in self._shared_out():
+            parameter = self._holders[trained.names[index]].parameter
+            make = partial(self._initial_entry, trained, index, parameter, spec.key)
+            self._rows.begin_alike(spec, group, make)
+        self._rows.have_begun()
+
+    def bring_rows_together(self, group: Team) -> None:
+        """Give the optimisers all rows, until a session is bound next; all processes must do so."""
+        for trained, index, spec in self._shared_out():
+            self._entries(trained, index)[spec.key] = self._rows.whole(spec, group)
+
+    def _entries(self, group: TrainedGroup, index: int) -> dict[str, Any]:
+        return self._optimizer(group).state.setdefault(self._holders[group.names[index]].parameter, {})
+
+    def _initial_entry(self, group: TrainedGroup, index: int, parameter: torch.Tensor, key: str) -> torch.Tensor:
+        return self._initial_state(group, index, parameter, [key])[key]
+
+    def fetch_optimizer(self, share: Share, group: Team) -> None:
         """The state for parameters of other processes goes away again when a session is bound next."""
         homes = {home.spec.name: home.process for home in share.homes}
         for trained in self._groups:
@@ -229,6 +279,10 @@ class OwnedState:
                 state.pop(parameter, None)
                 continue
             entries = state.setdefault(parameter, {})
+            fresh = [id(tensor) for tensor in self._fresh]
+            has_started = all(entries.get(key) is not None and id(entries[key]) not in fresh for key in layout)
+            found.update(self._own_rows(group, index, parameter, entries))
+            layout = {key: spec for key, spec in layout.items() if spec.name not in found}
             known = {key: tensor for key in layout if (tensor := _as_tensor(entries.get(key))) is not None}
             missing = [key for key in layout if key not in known]
             if rule.counts_steps:
@@ -236,22 +290,40 @@ class OwnedState:
                 entries["step"] = counter[index]  # a view: the program advances all counters of a group at once
                 self._seats.add(entries, "step")
             else:
-                counter[index] = float(not missing)
+                counter[index] = float(has_started)
             if missing:
                 known.update(self._initial_state(group, index, parameter, missing))
             for key, spec in layout.items():
                 tensor, host = known[key], self._layouts.host(spec)
                 if tuple(tensor.shape) != host.shape:
-                    raise OptimizerStateError(_misshapen(tensor, host))
+                    raise OptimizerStateError(misshapen(tensor, host))
                 entries[key] = with_stride(tensor.to(spec.dtype), host.stride)
                 found[spec.name] = entries[key]
                 self._seats.add(entries, key)
+            if not has_started:
+                self._fresh += [entries[key] for key in group.layouts[index]]
         if group.counts:
             found[group.counter.name] = counter
         return found
 
+    def _own_rows(
+        self, group: TrainedGroup, index: int, parameter: torch.Tensor, entries: dict[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """What this process has of a state whose rows are shared out; the optimiser only shows that there is such."""
+        found: dict[str, torch.Tensor] = {}
+        for key, spec in group.layouts[index].items():
+            shard, host = self._rows.shard(spec), self._layouts.host(spec)
+            if shard is None:
+                continue
+            make = partial(self._initial_entry, group, index, parameter.detach()[shard.rows], key)
+            self._rows.take(host, shard, _as_tensor(entries.get(key)), make)
+            entries[key] = self._rows.shown(host)
+            found[spec.name] = self._rows.rows(host)
+            self._seats.add(entries, key)
+        return found
+
     def _initial_state(
-        self, group: TrainedGroup, index: int, parameter: nn.Parameter, missing: Sequence[str]
+        self, group: TrainedGroup, index: int, parameter: torch.Tensor, missing: Sequence[str]
     ) -> dict[str, torch.Tensor]:
         """The missing entries as a parameter starts with them; if groups of replicas have their own, those of each."""
         name = group.names[index]
@@ -295,15 +367,6 @@ def _gone(optimizer: str, missing: Sequence[str], name: str) -> str:
         f"the optimiser {optimizer} has no {', '.join(missing)} for parameter {name}.",
         reason="the state was removed, and step() does not make it anew",
         fix="put it back, load a state dictionary, or build the optimiser again and hand it to setOptimizer",
-    )
-
-
-def _misshapen(tensor: torch.Tensor, wanted: InputSpec) -> str:
-    return explain(
-        f"the optimiser has {wanted.key} of shape {list(tensor.shape)} for parameter {wanted.owner}, "
-        f"which needs {list(wanted.shape)}.",
-        reason="a state dictionary of another model was loaded, or the entry was replaced",
-        fix="load the state that belongs to this model, or clear the optimiser's state",
     )
 
 

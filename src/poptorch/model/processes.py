@@ -13,12 +13,11 @@ from poptorch._logging import log_as_process, warn_once
 from poptorch.errors import FileContentError, ProcessError, explain
 from poptorch.executable import Executable
 from poptorch.ir import Role
-from poptorch.ir.serial import FormatError
 from poptorch.model.elsewhere import fetch, release
 from poptorch.model.variants import Variant
 from poptorch.options import Settings
-from poptorch.processes import Group, connect, together
-from poptorch.runtime import RandomStreams
+from poptorch.processes import Group, Team, connect, together
+from poptorch.runtime import RandomStreams, Seat
 
 _SHARED = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE)
 
@@ -32,6 +31,7 @@ class Companions:
         self._needed = (settings.is_training and settings.processes.count > 1) or settings.processes.parts > 1
         self._caches = settings.files.caches
         self.group: Group | None = None
+        self.seat = Seat(settings.processes.index)
         self.lacks_weights = False  # whether others have weights of which this process knows nothing
         if settings.processes.count * settings.processes.parts > 1:
             log_as_process(settings.processes.rank)
@@ -40,8 +40,11 @@ class Companions:
         """Find the others, before anything is done together."""
         if not self._needed or (self.group is not None and self.group.is_open):
             return
-        count = self._processes.count * self._processes.parts
-        self.group = connect(self._processes.rank, count)
+        here = self._processes
+        count = here.count * here.parts
+        self.group = connect(here.rank, count)
+        stages, companions = (None, self.group) if here.parts == 1 else self.group.teams(here.parts)
+        self.seat = Seat(here.index, companions if here.count > 1 else None, stages)
         if engine != "eager" and not self._caches and self._processes.parts == 1:
             warn_once(
                 f"each of the {count} processes compiles the model by itself: with "
@@ -77,10 +80,9 @@ class Companions:
         if self.group is None:
             return
         executable = variant.session.executable
-        if executable.share is None:
-            self._spread_state(self.group, variant)
-        else:  # no other process has these weights
-            self.let_go(variant)
+        if self._trains and self.seat.companions is not None:
+            self._spread_state(self.seat.companions, variant)
+        self.let_go(variant)
         if goes_on:
             self._separate(variant.session.random)
         elif executable.random_seed is None:
@@ -94,11 +96,18 @@ class Companions:
         if self.group.index and own == first:
             random.start_at(own)
 
-    def _spread_state(self, group: Group, variant: Variant) -> None:
+    def _spread_state(self, group: Team, variant: Variant) -> None:
         state = variant.state.tensors()
-        shared = [spec.name for spec in variant.session.executable.state if spec.role in _SHARED]
+        executable = variant.session.executable
+        cut = {shard.name: shard.own_shape for shard in executable.binding.shards}
+        shared = [
+            spec.name
+            for spec in executable.state
+            if spec.role in _SHARED and not (spec.role is Role.OPTIMIZER_STATE and cut.get(spec.owner) == spec.shape)
+        ]
         with torch.no_grad():
             group.spread([state[name] for name in shared])
+            variant.state.begin_alike(group)
         variant.session.bind(state)
         variant.state.confirm()
 
@@ -111,11 +120,13 @@ class Companions:
 
     def fetch(self, variant: Variant) -> None:
         """Bring what other processes have changed; all of them must do so."""
-        share = variant.session.executable.share
-        if share is not None and self.group is not None:
-            fetch(self._module, share, self.group)
-            variant.state.fetch_optimizer(share, self.group)
+        share, stages = variant.session.executable.share, self.seat.stages
+        if share is not None and stages is not None:
+            fetch(self._module, share, stages)
+            variant.state.fetch_optimizer(share, stages)
             self.lacks_weights = False
+        if self.seat.companions is not None:
+            variant.state.bring_rows_together(self.seat.companions)
 
     def refuse(self, variant: Variant | None, error: Exception) -> None:
         """A call fails here, for a reason that the others do not know: it shall fail there too."""
@@ -134,9 +145,4 @@ def _number_of(state: torch.Tensor) -> int:
 def _name(variant: Variant | None) -> str:
     if variant is None:
         return ""
-    try:
-        executable = variant.session.executable
-        digest = executable.digest if executable.share is None else executable.share.whole
-        return f"{variant.engine}:{digest}"
-    except FormatError:  # it draws from a generator of the user, and has no name
-        return variant.engine
+    return f"{variant.engine}:{variant.session.executable.common_digest}"

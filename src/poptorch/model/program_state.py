@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from poptorch.model.modes import ModuleWatch
 from poptorch.model.optimizers import OptimizerSet
 from poptorch.optim.plan import OptimizerPlan
 from poptorch.options import Settings
-from poptorch.processes import Group
+from poptorch.processes import Team
 
 Strides = Mapping[str, tuple[int, ...]]
 GONE = (KeyError, RuntimeError)  # what tables of modules and optimisers, and those of scripted modules, raise
@@ -29,6 +29,15 @@ GONE = (KeyError, RuntimeError)  # what tables of modules and optimisers, and th
 def strides_of(kernels: Mapping[str, Kernel]) -> Strides:
     """The memory layouts that kernels want for state that must change its own."""
     return {name: stride for kernel in kernels.values() for name, stride in kernel.strides.items()}
+
+
+class Rows(NamedTuple):
+    """The part of a tensor of an optimiser's state that this process has; `spec` describes the whole."""
+
+    parameter: nn.Parameter
+    spec: InputSpec
+    tensor: torch.Tensor
+    processes: int
 
 
 class ProgramState(Protocol):
@@ -75,8 +84,26 @@ class ProgramState(Protocol):
         """Give the module the values that the program has computed for its buffers."""
         ...
 
-    def fetch_optimizer(self, share: Share, group: Group) -> None:
+    def fetch_optimizer(self, share: Share, group: Team) -> None:
         """Bring what other processes know about the parameters that they train; all of them must do so."""
+        ...
+
+    @property
+    def has_rows_only(self) -> bool:
+        """Whether other processes have state of which the optimisers here show no values."""
+        ...
+
+    @property
+    def rows(self) -> Sequence[Rows]:
+        """What this process has of the optimisers' state that is shared out over processes."""
+        ...
+
+    def begin_alike(self, group: Team) -> None:
+        """Let all processes have their rows of what the optimisers of the first one have."""
+        ...
+
+    def bring_rows_together(self, group: Team) -> None:
+        """Give the optimisers all rows, until a session is bound next; all processes must do so."""
         ...
 
     def connect(self, optimizers: OptimizerSet, holders: Mapping[str, Holder], settings: Settings) -> None:

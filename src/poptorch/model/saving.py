@@ -53,11 +53,15 @@ class Subject:
 
 def savable(variant: Variant) -> Variant:
     """The program, if a file can hold it."""
-    if variant.session.executable.share is not None:
+    executable = variant.session.executable
+    if executable.common:
+        what, options = "updates some rows of large parameters", "TensorLocations, useReplicatedTensorSharding"
+        if executable.share is not None:
+            what, options = "has the programs of some stages", "Distributed.processesPerReplica"
         raise FileError(
             explain(
-                "each process has the programs of some stages, which one file cannot hold.",
-                options="Distributed.processesPerReplica",
+                f"each process {what}, which one file cannot hold.",
+                options=options,
                 fix="copyWeightsToHost() in all processes, then torch.save of state_dict() in one of them",
             )
         )

@@ -18,7 +18,7 @@ from poptorch.model.optimizers import OptimizerSet
 from poptorch.model.program_state import HostLayouts, ProgramState, Strides, registered_tensor
 from poptorch.optim.plan import OptimizerPlan
 from poptorch.options import Settings
-from poptorch.processes import Group
+from poptorch.processes import Team
 
 
 class Snapshot:
@@ -109,8 +109,15 @@ class Snapshot:
         self._versions = self._host_versions()
         self.is_host_stale = False
 
-    def fetch_optimizer(self, share: Share, group: Group) -> None:
+    def fetch_optimizer(self, share: Share, group: Team) -> None:
         """An inference program has nothing to do with optimisers."""
+
+    has_rows_only, rows = False, ()
+
+    def begin_alike(self, group: Team) -> None:
+        """An inference program has nothing to do with optimisers."""
+
+    bring_rows_together = begin_alike
 
     def connect(self, optimizers: OptimizerSet, holders: Mapping[str, Holder], settings: Settings) -> None:
         """An inference program has nothing to do with optimisers."""

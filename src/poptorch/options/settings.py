@@ -16,6 +16,7 @@ from poptorch.enums import (
 )
 from poptorch.options.batching import BatchPlan
 from poptorch.options.distributed import DistributedOptions, place_of_data
+from poptorch.options.locations import TensorLocationOptions
 from poptorch.options.options import Anchor, Options
 from poptorch.options.placing import StrategyPlan
 
@@ -58,6 +59,14 @@ class PlacementSettings:
 
 
 @dataclass(frozen=True)
+class ShardingSettings:
+    """From how many elements on processes share out the rows of a parameter; None: they do not."""
+
+    optimizer: int | None = None  # each process keeps the optimiser's state for its rows only
+    weights: int | None = None  # the weights as well, while they are not used
+
+
+@dataclass(frozen=True)
 class ProcessSettings:
     """Which of several processes this is, and how they add up their gradients.
 
@@ -70,6 +79,12 @@ class ProcessSettings:
     in_order: bool = False  # as one process with all replicas would, bit for bit
     part: int = 0
     parts: int = 1
+    sharding: ShardingSettings = ShardingSettings()
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether processes are to share out the rows of large parameters."""
+        return self.count > 1 and self.sharding != ShardingSettings()
 
     @property
     def rank(self) -> int:
@@ -172,7 +187,7 @@ def resolve(options: Options, *, training: bool) -> Settings:
             runs_stages=options.run_stages or processes.processes_per_replica > 1,
             io_tiles=_if_set(options.TensorLocations, "numIOTiles") or 0,
         ),
-        processes=_processes(processes),
+        processes=_processes(processes, options.TensorLocations),
         files=FileSettings(
             caches=bool(popart.get("enableEngineCaching", True)) and environment.CACHE.flag(),
             cache=popart.get("cachePath"),
@@ -195,10 +210,24 @@ def resolve(options: Options, *, training: bool) -> Settings:
     )
 
 
-def _processes(options: DistributedOptions) -> ProcessSettings:
+def _processes(options: DistributedOptions, locations: TensorLocationOptions) -> ProcessSettings:
     index, count = place_of_data(options)
     parts = options.processes_per_replica
-    return ProcessSettings(index, count, options.ordered_reduction and count > 1, options.processId % parts, parts)
+    weights = _sharded_from(locations, "location_weight")
+    sharding = ShardingSettings(_sharded_from(locations, "location_optimizer"), weights)
+    in_order = options.ordered_reduction and count > 1
+    return ProcessSettings(index, count, in_order, options.processId % parts, parts, sharding)
+
+
+_FEWEST_TO_SHARD = 8192  # elements, unless the user has another number
+
+
+def _sharded_from(locations: TensorLocationOptions, kind: str) -> int | None:
+    """From how many elements on tensors of a kind are to be shared out over replicas; None: never."""
+    location: dict[str, int] = _if_set(locations, kind) or {}
+    if not location.get("useReplicatedTensorSharding"):
+        return None
+    return location.get("minElementsForReplicatedTensorSharding", _FEWEST_TO_SHARD)
 
 
 def _if_set(group: Any, name: str) -> Any:

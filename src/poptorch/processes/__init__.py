@@ -5,5 +5,6 @@ Nothing here knows what a model is. Transport and rendezvous are those of `torch
 
 from poptorch.processes.group import Group, connect, together
 from poptorch.processes.place import Place, find_place, is_meeting_known
+from poptorch.processes.team import Team
 
-__all__ = ["Group", "Place", "connect", "find_place", "is_meeting_known", "together"]
+__all__ = ["Group", "Place", "Team", "connect", "find_place", "is_meeting_known", "together"]

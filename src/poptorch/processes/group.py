@@ -18,32 +18,35 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import torch
 from torch import distributed
 
 from poptorch import environment
 from poptorch._logging import logger
 from poptorch.errors import ProcessError, explain
+from poptorch.processes.board import Board
 from poptorch.processes.place import Place, find_meeting
 from poptorch.processes.private import default_store
 from poptorch.processes.pulse import Home, Pulse, Sign, watch_seconds
+from poptorch.processes.team import Team
 
 _LONGEST = 3600.0  # seconds to wait for a process that lives, but is not through yet with what all do
 _LOOK_SECONDS = 0.02
 _GROUPS: dict[int, Group] = {}  # the one of this process, by its id: a forked process has none
 
 
-class Group:
+class Group(Team):
     """All processes of the program, as one of them sees them."""
 
     def __init__(self, index: int, count: int, store: Any, members: Any, seconds: float, number: int = 0) -> None:
-        self.index, self.count, self.number = index, count, number
+        super().__init__(range(count), index, members, self)
+        self.number = number
         self._world = distributed.group.WORLD
-        self._store, self._members, self._seconds = store, members, seconds
-        self._meetings, self._has_lost_store = 0, False
+        self._board, self._seconds = Board(store, seconds), seconds
+        self._teams: dict[int, tuple[Team, Team]] = {}
+        self._meetings = 0
         self._told: BaseException | None = None  # the last error that the others know of
-        store.set(f"home/{index}", json.dumps(asdict(Home.here())))
-        self._pulse = Pulse(partial(self._write, f"sign/{index}"))
+        self._board.write(f"home/{index}", json.dumps(asdict(Home.here())))
+        self._pulse = Pulse(partial(self._board.write, f"sign/{index}"))
         self._first_home = self._home(0)
 
     @property
@@ -51,59 +54,30 @@ class Group:
         """Whether torch's groups, on which this one is built, are still there."""
         return distributed.is_initialized() and distributed.group.WORLD is self._world
 
-    # ---- exchanges
+    def teams(self, parts: int) -> tuple[Team, Team]:
+        """If each replica is spread over so many processes: those that have a replica together, and those with the
+        same part of all replicas. All processes must ask for them.
+        """
+        if parts not in self._teams:
+            replicas = [range(first, first + parts) for first in range(0, self.count, parts)]
+            columns = [range(part, self.count, parts) for part in range(parts)]
+            self._teams[parts] = self._team(replicas), self._team(columns)
+        return self._teams[parts]
 
-    def add_up(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace each tensor by its sum over all processes; all of them get the same bits."""
-        with self._exchange():
-            for tensor in tensors:
-                distributed.all_reduce(_as_real(tensor), group=self._members)
-
-    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensors of all processes, stacked in their order."""
-        found = tensor.new_empty((self.count, *tensor.shape))
-        with self._exchange():
-            distributed.all_gather(list(_as_real(found)), _as_real(tensor.contiguous()), group=self._members)
+    def _team(self, divisions: Sequence[range]) -> Team:
+        """The team of this process; torch wants all processes to make all groups."""
+        limit, found = timedelta(seconds=self._seconds), None
+        for ranks in divisions:
+            with self.exchange():
+                members = distributed.new_group(list(ranks), timeout=limit, backend="gloo")
+            if self.index in ranks:
+                found = Team(ranks, ranks.index(self.index), members, self)
+        assert found is not None, "every process belongs to a division"
         return found
 
-    def send(self, tensor: torch.Tensor, to: int, tag: int) -> Callable[[], object]:
-        """Begin to send a contiguous tensor to a process; what this gives waits until it is on its way."""
-        with self._exchange():
-            work = distributed.isend(_as_real(tensor), to, group=self._members, tag=tag)
-        assert work is not None, "all processes are members"
-
-        def wait() -> None:
-            with self._exchange():
-                work.wait()
-
-        return wait
-
-    def receive(self, tensor: torch.Tensor, sender: int, tag: int) -> None:
-        """Wait for what a process sends with this tag, and put it into a contiguous tensor of the same size."""
-        with self._exchange():
-            distributed.recv(_as_real(tensor), sender, group=self._members, tag=tag)
-
-    def spread(self, tensors: Sequence[torch.Tensor], source: int = 0) -> None:
-        """Give all processes the values that one of them has."""
-        if not tensors:
-            return
-        sent = torch.cat([_bytes(tensor) for tensor in tensors])
-        with self._exchange():
-            distributed.broadcast(sent, source, group=self._members)
-        parts = sent.split([tensor.nbytes for tensor in tensors])
-        for tensor, part in zip(tensors, parts, strict=True):
-            if self.index != source:
-                real = _as_real(tensor.detach())
-                real.copy_(part.clone().view(real.dtype).view(real.shape))
-
-    def number_of_first(self, number: int) -> int:
-        """The number that the first process has."""
-        box = torch.tensor([number], dtype=torch.int64)
-        self.spread([box])
-        return int(box)
-
     @contextmanager
-    def _exchange(self) -> Iterator[None]:
+    def exchange(self) -> Iterator[None]:
+        """Something that all processes take part in; if it fails, raise who is to blame."""
         self._pulse.exchanges += 1
         try:
             yield
@@ -122,11 +96,11 @@ class Group:
             self.tell(error)
         failure = "" if error is None else _in_short(error)
         try:
-            self._write(f"meeting/{number}/{self.index}", json.dumps([failure, facts]))
+            self._board.write(f"meeting/{number}/{self.index}", json.dumps([failure, facts]))
             if self.index == 0:
-                self._write(f"verdict/{number}", json.dumps(self._verdict(number, facts)))
+                self._board.write(f"verdict/{number}", json.dumps(self._verdict(number, facts)))
             self._await(f"verdict/{number}", 0)
-            verdict = json.loads(self._read(f"verdict/{number}"))
+            verdict = json.loads(self._board.read(f"verdict/{number}"))
         except distributed.DistError as gone:
             raise self._store_is_gone() from gone
         if verdict is not None and error is None:
@@ -141,7 +115,7 @@ class Group:
                 self._await(f"meeting/{number}/{rank}", rank)
             except ProcessError as error:
                 return rank, error.message.splitlines()[0]
-            failure, found = json.loads(self._read(f"meeting/{number}/{rank}"))
+            failure, found = json.loads(self._board.read(f"meeting/{number}/{rank}"))
             if failure:
                 return rank, failure
             if found != facts:
@@ -152,7 +126,7 @@ class Group:
         """Wait for a key that a process will write, as long as it gives signs of life."""
         begun = seen = time.monotonic()
         last = self._sign(rank)
-        while not self._of_store(self._store.check, [key]):
+        while not self._board.has(key):
             time.sleep(_LOOK_SECONDS)
             now = time.monotonic()
             if now - seen > watch_seconds():
@@ -183,6 +157,8 @@ class Group:
     def raised_by(self, rank: int) -> ProcessError:
         """The error to raise here if a process says that it has failed."""
         sign = self._sign(rank)
+        if sign.blames is not None:  # it has only learnt of the failure of another one
+            rank, sign = sign.blames, self._sign(sign.blames)
         return self._error(rank, f"has raised {sign.failure or 'an error'}", sign)
 
     def _told_by(self, doing: str, rank: int, what: str) -> ProcessError:
@@ -255,26 +231,10 @@ class Group:
         return ProcessError(text, rank=rank)
 
     def _sign(self, rank: int) -> Sign:
-        return Sign.from_text(self._read(f"sign/{rank}"))
+        return Sign.from_text(self._board.read(f"sign/{rank}"))
 
     def _home(self, rank: int) -> Home:
-        return Home(**json.loads(self._read(f"home/{rank}")))
-
-    def _read(self, key: str) -> bytes:
-        return self._of_store(self._store.get, key)
-
-    def _write(self, key: str, text: str) -> None:
-        self._of_store(self._store.set, key, text)
-
-    def _of_store(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What the store gives; one that was lost is not asked again, because torch reports every attempt at length."""
-        if self._has_lost_store:
-            raise distributed.DistNetworkError("the store was lost before")
-        try:
-            return function(*args)
-        except distributed.DistNetworkError:
-            self._has_lost_store = True
-            raise
+        return Home(**json.loads(self._board.read(f"home/{rank}")))
 
     def close(self) -> None:
         """Leave the others; what ended the program, if something did, is the last that they hear."""
@@ -369,11 +329,3 @@ def _in_short(error: BaseException) -> str:
 
 def _gone(sign: Sign) -> str:
     return "has ended" if sign.has_ended else "has died or cannot be reached"
-
-
-def _as_real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return _as_real(tensor.detach()).reshape(-1).contiguous().view(torch.uint8)

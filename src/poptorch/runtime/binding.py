@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from poptorch.engines import Bound, Kernel
-from poptorch.executable import Commit, Executable, Instruction, Meet, Program, Reduce
+from poptorch.executable import Commit, Exchange, Executable, Gather, Instruction, Meet, Program, Reduce
 from poptorch.ir import InputSpec, Role, with_stride
 from poptorch.runtime.random import RandomStreams
 from poptorch.runtime.reduction import Flat, Reduction
@@ -49,6 +49,7 @@ class _Binder:
     def __init__(self, executable: Executable, kernels: Mapping[str, Kernel], random: RandomStreams) -> None:
         self._executable, self._kernels, self._random = executable, kernels, random
         self._groupings = executable.binding.groupings
+        self._shards = {shard.name: shard for shard in executable.binding.shards}
         self._owners = {spec.name: spec.owner for spec in executable.state}
         self._known: dict[tuple[object, ...], Bound] = {}
 
@@ -60,12 +61,14 @@ class _Binder:
         volatile = self._volatile(replicas, accumulators)
         actions: list[tuple[Instruction, list[Bound]]] = []
         for instruction in executable.schedule.instructions:
-            if isinstance(instruction, Reduce):
+            if isinstance(instruction, (Reduce, Gather)):
                 bound = list[Bound]()
+            elif isinstance(instruction, Exchange):
+                bound = [self._bind(self._program(instruction.program), self._own_rows(owned))]
             elif isinstance(instruction, Meet):
                 bound = [] if instruction.program is None else [self._bind(self._program(instruction.program), owned)]
             elif isinstance(instruction, Commit):
-                parts = self._update_parts(owned) if instruction.updates else []
+                parts = self._update_parts(self._own_rows(owned)) if instruction.updates else []
                 bound = [self._bind(self._program(name), part) for name in instruction.updates for part in parts]
             else:
                 ranks = range(instruction.replica, instruction.replica + instruction.replicas)
@@ -83,12 +86,28 @@ class _Binder:
         schedule = self._executable.schedule
         if schedule.reduction is None:
             return {name: self._zeros(spec) for name, spec in specs.items()}, None
-        shared = {name: specs.pop(name) for name in schedule.reduction.accumulators}
-        layouts = {name: (spec.shape, self._stride(spec), spec.dtype) for name, spec in shared.items()}
-        flat = Flat.of(layouts, schedule.reduction.processes)
-        own = {name: self._zeros(spec) for name, spec in specs.items()}
-        reduction = Reduction(schedule.reduction, flat, list(own.values()), schedule.micro_batches)
-        return {**flat.tensors, **own}, reduction
+        reduction, shards = schedule.reduction, self._shards
+        shared = {name: specs.pop(name) for name in reduction.accumulators}
+        apart = {} if reduction.in_order else {name: self._zeros(shared[name]) for name in reduction.scattered}
+        layouts = {n: (s.shape, self._stride(s), s.dtype) for n, s in shared.items() if n not in apart}
+        flat = Flat.of(layouts, reduction.processes)
+        own, together = {name: self._zeros(spec) for name, spec in specs.items()}, {**flat.tensors, **apart}
+        scattered = [(together[name], shards[self._owners[name]]) for name in reduction.scattered]
+        counters, micro_batches = list(own.values()), schedule.micro_batches
+        return {**together, **own}, Reduction(reduction, flat, counters, micro_batches, scattered)
+
+    def _own_rows(self, owned: State) -> dict[str, torch.Tensor]:
+        """The state as the update of this process sees it; optimisers have state for its rows only."""
+        if not self._shards:
+            return dict(owned)
+        specs = {spec.name: spec for spec in self._executable.state}
+        roles = (Role.PARAMETER, Role.ACCUMULATOR)
+        found: dict[str, torch.Tensor] = {}
+        for name, tensor in owned.items():
+            spec = specs.get(name)
+            shard = None if spec is None or spec.role not in roles else self._shards.get(spec.owner)
+            found[name] = tensor if shard is None else tensor.detach()[shard.rows]
+        return found
 
     def _program(self, name: str) -> Program:
         return self._executable.program(name)

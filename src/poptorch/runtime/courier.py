@@ -13,7 +13,7 @@ import torch
 
 from poptorch.executable import Executable, Handover, Share
 from poptorch.ir import with_stride
-from poptorch.processes import Group
+from poptorch.processes import Team
 
 _TAGS = 2**30
 Item = tuple[str, int]  # a value and its micro-batch, counted over the call
@@ -22,7 +22,7 @@ Item = tuple[str, int]  # a value and its micro-batch, counted over the call
 class Courier:
     """The side of one process in all exchanges of a session."""
 
-    def __init__(self, executable: Executable, share: Share, group: Group, wanted: Collection[int]) -> None:
+    def __init__(self, executable: Executable, share: Share, group: Team, wanted: Collection[int]) -> None:
         """`wanted` are the micro-batches whose outputs all processes get."""
         self._share, self._group, self._wanted = share, group, wanted
         self._schedule = executable.schedule
@@ -67,7 +67,7 @@ class Courier:
         return self._tell(values)
 
     def refuse(self) -> None:
-        """Hand over zeros for all that the others wait for, take what they send, and tell them at the meeting."""
+        """Hand over zeros for all that the others wait for, and take what they send, until the next meeting."""
         count = self._schedule.micro_batches
         indices = range(self._round * count, (self._round + 1) * count)
         for handover in self._outgoing.values():
@@ -79,6 +79,9 @@ class Courier:
                 if (name, index) not in self._done and self._is_due(name, index):
                     self.receive(name, index)
         self._end_sending()
+
+    def tell_failure(self) -> None:
+        """Let the others know, at the meeting, that this process has failed."""
         self._marks(has_failed=True)
         self._round = 0
 

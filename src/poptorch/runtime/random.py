@@ -25,14 +25,14 @@ class RandomStreams:
     def __init__(self, seed: int | None, replicas: int, process: int = 0) -> None:
         """The streams of the replicas of a process, which are counted over all processes of a program."""
         self._seed = seed
-        self._first = process * replicas
+        self.first_replica = process * replicas  # among those of all processes
         self.were_used = False
         self.generators = [torch.Generator() for _ in range(replicas)]
         self.start_at(torch.initial_seed() if seed is None else seed)
 
     def start_at(self, number: int) -> None:
         """Draw from the beginning: the first replica of all has this seed, and every other one the next."""
-        for replica, generator in enumerate(self.generators, start=self._first):
+        for replica, generator in enumerate(self.generators, start=self.first_replica):
             generator.manual_seed((number + replica) % 2**63)
 
     def save(self) -> list[torch.Tensor]:

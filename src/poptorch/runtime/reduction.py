@@ -8,13 +8,13 @@ learn of it at once, while the connection stays in order.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from poptorch.executable import Reduce
-from poptorch.processes import Group
+from poptorch.executable import Reduce, Shard
+from poptorch.processes import Team
 
 _APART = 64  # bytes: where an accumulator begins is a multiple of it
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides and type
@@ -48,42 +48,60 @@ class Flat:
             buckets.append(bucket)
             for name, (shape, stride) in own.items():
                 tensors[name] = bucket.as_strided(shape, stride, offsets[name])
-        assert marks is not None, "there is something to reduce"
+        if marks is None:  # what there is to reduce is not here
+            marks = torch.zeros(processes)
+            buckets.append(marks)
         return cls(tensors, tuple(buckets), marks)
 
 
 class Reduction:
     """What a `Reduce` instruction does, on the accumulators of one binding."""
 
-    def __init__(self, instruction: Reduce, flat: Flat, counters: list[torch.Tensor], micro_batches: int) -> None:
+    def __init__(
+        self,
+        instruction: Reduce,
+        flat: Flat,
+        counters: list[torch.Tensor],
+        micro_batches: int,
+        scattered: Sequence[tuple[torch.Tensor, Shard]] = (),
+    ) -> None:
+        """`scattered` are accumulators whose rows are shared out; if they go in order, they are in `flat` as well."""
         self._flat, self._counters, self._micro_batches = flat, counters, micro_batches
         self.is_in_order, self._averages = instruction.in_order, instruction.averages
+        self._scattered = scattered
         self._apart: list[list[torch.Tensor]] = []  # the gradients of each micro-batch so far, if they go in order
 
     @property
     def nbytes(self) -> int:
         """What every process has to add up with others in an update."""
-        return sum(bucket.nbytes for bucket in self._flat.buckets)
+        apart = [] if self.is_in_order else [tensor for tensor, _ in self._scattered]
+        return sum(tensor.nbytes for tensor in (*self._flat.buckets, *apart))
 
     def clear(self) -> None:
         """Nothing of an update has been computed yet."""
         self._apart.clear()
-        torch._foreach_zero_([*self._flat.buckets, *self._counters])
+        torch._foreach_zero_([*self._flat.buckets, *(tensor for tensor, _ in self._scattered), *self._counters])
 
     def set_aside(self) -> None:
         """Keep what one micro-batch has left in the accumulators, and clear them for the next."""
         self._apart.append([bucket.clone() for bucket in self._flat.buckets])
         torch._foreach_zero_([*self._flat.buckets, *self._counters])
 
-    def reduce(self, group: Group, replicas: int) -> None:
+    def reduce(self, group: Team, replicas: int) -> None:
         """Put the sums over all processes into the accumulators; raises if a process has failed."""
         self._exchange(group, replicas)
         failed = self._flat.marks.nonzero().flatten().tolist()
         if failed:
             raise group.raised_by(failed[0])
+        for tensor, shard in self._scattered:
+            if self.is_in_order:
+                tensor[: shard.rows.start] = 0
+                tensor[shard.rows.stop :] = 0
+            else:
+                group.add_up_rows(tensor, shard.bounds)
         group.go_on()
 
-    def refuse(self, group: Group, replicas: int) -> None:
+    def refuse(self, group: Team, replicas: int) -> None:
         """Take part in the exchange that the others wait for, and let them know that this process has failed."""
         self.clear()
         if self.is_in_order:
@@ -96,7 +114,7 @@ class Reduction:
         finally:
             self.clear()
 
-    def _exchange(self, group: Group, replicas: int) -> None:
+    def _exchange(self, group: Team, replicas: int) -> None:
         if not self.is_in_order:
             group.add_up(self._flat.buckets)
             return

@@ -15,9 +15,20 @@ from typing import Any, NamedTuple
 import torch
 
 from poptorch.engines import NOTHING_TO_WRITE, Bound, Kernel, Started, finish
-from poptorch.errors import EngineError, GuardError, explain
-from poptorch.executable import Commit, Executable, Instruction, Meet, Program, Reduce, out_of_range
-from poptorch.processes import Group
+from poptorch.errors import EngineError, GuardError, ProcessError, explain
+from poptorch.executable import (
+    Commit,
+    Exchange,
+    Executable,
+    Gather,
+    Instruction,
+    Meet,
+    Program,
+    Reduce,
+    out_of_range,
+)
+from poptorch.interrupts import run_uninterrupted
+from poptorch.processes import Team
 from poptorch.runtime.binding import bind
 from poptorch.runtime.checking import CallChecks
 from poptorch.runtime.collect import Anchored, Collector, Outputs
@@ -37,10 +48,15 @@ Lane = list[tuple[int, int | None, Callable[..., Any]]]  # place in the round, m
 
 
 class Seat(NamedTuple):
-    """Which process of a program a session runs in, and its connection to the others if it needs one."""
+    """Which process of a program a session runs in, and its connections to others if it needs any."""
 
     index: int = 0
-    group: Group | None = None
+    companions: Team | None = None  # which have the same programs, and add up gradients with this one
+    stages: Team | None = None  # which have the other stages of the same replicas
+
+    @property
+    def is_connected(self) -> bool:
+        return self.companions is not None or self.stages is not None
 
 
 ALONE = Seat()
@@ -119,12 +135,12 @@ class Session:
 
     def _find_courier(self) -> Courier | None:
         """Who brings values from and to the processes that have other stages, if there are any."""
-        share, group = self.executable.share, self._seat.group
+        share = self.executable.share
         if share is None:
             return None
-        if group is None:
+        if self._seat.stages is None:
             raise EngineError(_ALONE)
-        return Courier(self.executable, share, group, self._wanted())
+        return Courier(self.executable, share, self._seat.stages, self._wanted())
 
     def _wanted(self) -> frozenset[int]:
         """The micro-batches of a call of which something is returned or checked."""
@@ -157,6 +173,11 @@ class Session:
         """Whether the state is that after the last call, with nothing to take back and nothing to put right."""
         return not self._is_torn and not self._journal.is_open
 
+    @property
+    def replica_buffers(self) -> list[dict[str, torch.Tensor]]:
+        """The buffers that steps change, which every replica has for itself; the module has those of the first."""
+        return [{name: replica[name].detach() for name in self._bound.copied} for replica in self._bound.replicas]
+
     def _lanes(self) -> list[list[Lane]]:
         """Who follows which instructions of a round: groups of lanes, one group after the other.
 
@@ -177,9 +198,15 @@ class Session:
 
     def _action(self, instruction: Instruction, bound: list[Bound]) -> tuple[int | None, Callable[..., Any]]:
         if isinstance(instruction, Commit):
-            return None, partial(self._commit, bound)
+            copies = len(bound) // max(1, len(instruction.updates))  # of each update
+            taken = [self._taken(name) for name in instruction.updates for _ in range(copies)]
+            return None, partial(self._commit, list(zip(bound, taken, strict=True)))
         if isinstance(instruction, Reduce):
             return None, self._reduce
+        if isinstance(instruction, Exchange):
+            return None, partial(self._exchange, bound[0], self._taken(instruction.program), instruction.result)
+        if isinstance(instruction, Gather):
+            return None, partial(run_uninterrupted, self._gather)
         if isinstance(instruction, Meet):
             return None, partial(self._meet, bound)
         if self._relay is not None:
@@ -255,7 +282,7 @@ class Session:
                 if result is None:  # parts of this micro-batch are still to come
                     continue
                 self._keep(result, index, record)
-            if collector.has_anchors and not self._journal.is_open:  # what was computed is final
+            if collector.has_anchors and self.is_settled:  # what was computed is final
                 collector.take_state(record.anchored, self._bound.replicas, record.pending)
                 record.pending.clear()
 
@@ -316,10 +343,16 @@ class Session:
 
     def _reduce(self) -> None:
         """Add up gradients with the other processes."""
-        reduction, group = self._bound.reduction, self._seat.group
-        if reduction is None or group is None:
-            raise EngineError(_ALONE)
-        reduction.reduce(group, self.executable.batching.replicas)
+        reduction = self._bound.reduction
+        assert reduction is not None, "a schedule with a reduction is bound to one"
+        try:
+            reduction.reduce(self._connected(), self.executable.batching.replicas)
+        except ProcessError as error:
+            if self._courier is not None:  # the other stages of this replica do not know yet
+                self._connected().tell(error)
+                self._courier.refuse()
+                self._courier.tell_failure()
+            raise
 
     def _meet(self, programs: Sequence[Bound]) -> None:
         """Wait until the processes that have other stages are ready too, and learn what the update needs of them."""
@@ -327,27 +360,45 @@ class Session:
             raise EngineError(_ALONE)
         self._met = self._courier.meet([value for program in programs for value in program([])])
 
+    def _exchange(self, program: Bound, taken: Sequence[str], result: str) -> None:
+        """Tell the other processes about the rows of this one, and learn about theirs."""
+        (told,) = program([self._met[name] for name in taken])
+        self._met[result] = self._connected().gather(told)
+
+    def _gather(self) -> None:
+        """Bring the rows together that processes have updated; until then the weights are those of no update."""
+        group, tensors = self._connected(), self._bound.replicas[0]
+        try:
+            for shard in self.executable.binding.shards:
+                group.gather_rows(tensors[shard.name], shard.bounds)
+        except ProcessError as error:
+            raise self._torn(error) from error
+        self._is_torn = False
+
+    def _connected(self) -> Team:
+        if self._seat.companions is None:
+            raise EngineError(_ALONE)
+        return self._seat.companions
+
     def refuse(self) -> None:
         """After an error that the other processes do not know of yet: let the call in which they are fail too."""
         if self._courier is not None:
             self._courier.refuse()
-            return
-        reduction, group = self._bound.reduction, self._seat.group
-        if reduction is not None and group is not None:
-            reduction.refuse(group, self.executable.batching.replicas)
+        reduction, companions = self._bound.reduction, self._seat.companions
+        if reduction is not None and companions is not None:
+            reduction.refuse(companions, self.executable.batching.replicas)
+        if self._courier is not None:
+            self._courier.tell_failure()
 
-    def _commit(self, updates: Sequence[Bound]) -> Sequence[torch.Tensor]:
-        """Run the updates, and make final what was begun."""
-        started = [update.start(given) for update, given in zip(updates, self._given_updates(updates), strict=True)]
-        return self._write(started or [Started(NOTHING_TO_WRITE, ())])
+    def _commit(self, updates: Sequence[tuple[Bound, Sequence[str]]]) -> Sequence[torch.Tensor]:
+        """Run the updates, each on what it takes of the values that were met, and make final what was begun."""
+        started = [update.start([self._met[name] for name in taken]) for update, taken in updates]
+        torn = [partial(setattr, self, "_is_torn", True)] if self._schedule.gathering else []
+        return self._write(started or [Started(NOTHING_TO_WRITE, ())], *torn)
 
-    def _given_updates(self, updates: Sequence[Bound]) -> list[list[torch.Tensor]]:
-        """What updates take of the values that processes have told each other."""
-        if not self._met:
-            return [[] for _ in updates]
-        update = self.executable.update
-        assert update is not None
-        return [[self._met[spec.name] for spec in update.signature.passed] for _ in updates]
+    def _taken(self, program: str) -> list[str]:
+        """The values that a program takes of those that processes have told each other."""
+        return [spec.name for spec in self.executable.program(program).signature.passed]
 
     def _run_final(self, step: Bound, micro_batch: MicroBatch) -> Sequence[torch.Tensor]:
         """Run a step that does everything; if it draws, the mark in the journal tells whether it is done."""
@@ -361,10 +412,10 @@ class Session:
                 raise self._torn(error) from error
             raise
 
-    def _write(self, started: Sequence[Started]) -> Sequence[torch.Tensor]:
+    def _write(self, started: Sequence[Started], *marks: partial[Any]) -> Sequence[torch.Tensor]:
         """Let programs write that change weights, and end what was begun."""
         try:
-            return finish(started, self._journal.ended)
+            return finish(started, *marks, self._journal.ended)
         except Exception as error:
             if self.executable.changes_state:
                 raise self._torn(error) from error
@@ -373,7 +424,7 @@ class Session:
     def _torn(self, error: Exception) -> EngineError:
         """What to raise if a program fails while it changes weights; there is no way back from that."""
         self._is_torn = True
-        return EngineError(f"{_TORN}\n  reason: {error}")
+        return EngineError(f"{_TORN}\n  reason: {str(error).splitlines()[0]}")
 
     def _inputs(self, tensors: list[torch.Tensor]) -> list[MicroBatch]:
         """What each run is fed: a micro-batch, or the rows of several one below the other."""
