@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from poptorch.engines import EagerEngine
 from poptorch.engines.choose import NativeEngine
 from poptorch.errors import FileError
 from poptorch.store import cache as caching
-from poptorch.store import trust
+from poptorch.store import read_container, trust
 from poptorch.store.cache import SUFFIX, Cache, Wanted, compile_cached
+from poptorch.store.files import programs_digest, why_not_usable
 
 BATCH = torch.ones(4, 3), torch.ones(4, 2)
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
@@ -113,6 +115,22 @@ def test_a_saved_file_holds_the_native_code_too(filled, folder, counting, tmp_pa
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of somebody else"))
     assert losses(poptorch.load(tmp_path / "m.poptorch"), 2) == pytest.approx(filled[1][1:])
     assert counting.calls == 1
+    assert losses(poptorch.load(tmp_path / "m.poptorch", trust_code=True), 2) == filled[1][1:]
+    assert counting.calls == 1, "the user's word is enough"
+
+
+def test_trusted_code_must_still_be_that_of_the_file(filled, folder, counting, tmp_path, monkeypatch):
+    """Trust is about who made the code, not about whether it belongs to the program and arrived in one piece."""
+    training = training_model(folder)
+    losses(training, 1)
+    training.save(tmp_path / "m.poptorch")
+    container = read_container(tmp_path / "m.poptorch")
+    made_from = programs_digest(filled[2])
+    assert why_not_usable(container, made_from, trusted=True) == ""
+    assert "another program" in why_not_usable(container, "0" * 64, trusted=True)
+    name = next(name for name in container.parts if name.endswith(".so"))
+    changed = replace(container, parts={**container.parts, name: b"other code"})
+    assert "not the code that was signed" in why_not_usable(changed, made_from, trusted=True)
 
 
 @pytest.mark.parametrize(

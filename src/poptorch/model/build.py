@@ -130,11 +130,11 @@ def build_loaded(blueprint: Blueprint, loaded: Loaded) -> Variant:
 
 
 def _find_kernels(blueprint: Blueprint, loaded: Loaded, display: Display) -> Made:
-    """Kernels from the native code in a file, if this user made it here; otherwise they are compiled."""
+    """Kernels from the native code in a file, if this user made it here or trusts it; otherwise they are compiled."""
     executable, observe = loaded.executable, dumping("loaded")
     engine = blueprint.engine.later if isinstance(blueprint.engine, TieredEngine) else blueprint.engine
     if engine.name == "inductor":
-        found = read_kernels(loaded.container, programs_digest(executable))
+        found = read_kernels(loaded.container, programs_digest(executable), trusted=loaded.trusts_code)
         if found is not None:
             once = [program for program in executable.programs if program is executable.prepare]
             return Made({**found, **EagerEngine().compile(once, observe)}, engine.name)

@@ -334,14 +334,15 @@ class PoplarExecutor(Checkpoints, EngineUse, Measurements):
         logger.debug("wrote %s", path)
 
     @one_at_a_time
-    def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
+    def loadExecutable(self, filename: str | os.PathLike[str], *, trust_code: bool = False) -> None:
         """Take the program from a file that was saved for an equal model, instead of compiling.
 
-        Weights and the state of the optimiser are those of this model, not those of the file.
+        Weights and the state of the optimiser are those of this model, not those of the file. `trust_code` is that of
+        `poptorch.load`.
         """
         if self._current is not None:
             raise Error("the model is compiled already: call destroy() before loadExecutable().")
-        self._adopt(lambda: open_file(filename))
+        self._adopt(lambda: open_file(filename, trusts_code=trust_code))
 
     def _adopt(self, load: Callable[[], Loaded]) -> None:
         """Make a program from a file the current one, if all processes of the program can."""

@@ -43,6 +43,7 @@ class Loaded:
     loss_type: torch.dtype
     reached: frozenset[str]
     groups: tuple[Mapping[str, Any], ...]
+    trusts_code: bool  # whether the user said that its native code may run, whoever made it
 
     def trained_groups(self, module: nn.Module, plans: Sequence[OptimizerPlan]) -> tuple[TrainedGroup, ...]:
         """What the program trains, in the optimisers that a model has now; raises if these follow other rules."""
@@ -67,7 +68,7 @@ class Loaded:
         return explain(what, reason=reason, fix="wrap the model and the optimiser that the file was made from")
 
 
-def open_file(filename: str | os.PathLike[str]) -> Loaded:
+def open_file(filename: str | os.PathLike[str], *, trusts_code: bool = False) -> Loaded:
     """Read the program of a file that `save` wrote with this version of poptorch."""
     path = Path(filename)
     container = read_container(path)
@@ -85,7 +86,7 @@ def open_file(filename: str | os.PathLike[str]) -> Loaded:
         )
     know_our_ops()
     with _making_sense(path):
-        return _loaded(path, container)
+        return _loaded(path, container, trusts_code)
 
 
 @contextmanager
@@ -101,7 +102,7 @@ def _making_sense(path: Path) -> Iterator[None]:
         raise FileError(f"Invalid file {path}: {type(error).__name__}: {error}") from error
 
 
-def _loaded(path: Path, container: Container) -> Loaded:
+def _loaded(path: Path, container: Container, trusts_code: bool) -> Loaded:
     data = container.json(PROGRAM)
     trains = "groups" in data
     random = None
@@ -119,6 +120,7 @@ def _loaded(path: Path, container: Container) -> Loaded:
         _dtype(data["loss_type"]) if trains else torch.float32,
         frozenset(map(str, data["reached"])) if trains else frozenset(),
         tuple(data["groups"]) if trains else (),
+        trusts_code,
     )
 
 

@@ -59,12 +59,18 @@ def inferenceModel(model: nn.Module | PoplarExecutor, options: Options | None = 
     return PoplarExecutor(_unwrap(model), options, training=False)
 
 
-def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], object] | None = None) -> PoplarExecutor:
+def load(
+    filename: str | os.PathLike[str],
+    edit_opts_fn: Callable[[Options], object] | None = None,
+    *,
+    trust_code: bool = False,
+) -> PoplarExecutor:
     """A model from a file that `save` or `compileAndExport` wrote, ready to run or to train on.
 
     The process need not know the classes of the model: program, weights, state of the optimiser and random numbers are
     in the file. `edit_opts_fn` may change the options; what the program was compiled for stays as it is. A file is
     data, and safe to load wherever it comes from: native code in it is used only if you made it, on this machine.
+    With `trust_code` you say that it may run whoever made it; do so only for files that nobody else could have changed.
 
     >>> import poptorch, tempfile, torch
     >>> inference = poptorch.inferenceModel(torch.nn.Linear(4, 2), poptorch.Options().engine("eager"))
@@ -74,7 +80,7 @@ def load(filename: str | os.PathLike[str], edit_opts_fn: Callable[[Options], obj
     >>> bool((loaded(torch.ones(3, 4)) == inference(torch.ones(3, 4))).all())
     True
     """
-    program = open_file(filename)
+    program = open_file(filename, trusts_code=trust_code)
     model = model_of(program)
     compiled = model.options.clone()
     here = find_place()

@@ -72,13 +72,14 @@ def code_parts(made_from: str, kernels: Mapping[str, Kernel]) -> dict[str, bytes
 
 
 def read_kernels(
-    container: Container, made_from: str, here: Mapping[str, str] | None = None
+    container: Container, made_from: str, here: Mapping[str, str] | None = None, *, trusted: bool = False
 ) -> dict[str, Kernel] | None:
     """Kernels from native code that this user made here, for the same programs and surroundings; else None.
 
-    The surroundings are those of now, unless others are given.
+    The surroundings are those of now, unless others are given. If the user has said that the code is to be `trusted`,
+    it does not matter who made it.
     """
-    reason = why_not_usable(container, made_from, here)
+    reason = why_not_usable(container, made_from, here, trusted=trusted)
     if reason:
         logger.info("there is no native code to use in it: %s", reason)
         return None
@@ -92,11 +93,13 @@ def is_our_code(container: Container) -> bool:
     return is_ours(description, container.parts.get(_CHECKSUM, b"").decode(errors="replace"))
 
 
-def why_not_usable(container: Container, made_from: str, here: Mapping[str, str] | None = None) -> str:
+def why_not_usable(
+    container: Container, made_from: str, here: Mapping[str, str] | None = None, *, trusted: bool = False
+) -> str:
     """Why native code is not to be loaded; empty if it may be."""
     if _CODE not in container.parts:
         return "it holds none"
-    if not is_our_code(container):
+    if not trusted and not is_our_code(container):
         return "it was not made by this user on this machine"
     data = parse_json(container.parts[_CODE], _CODE)
     if any(sha256(container.parts.get(name, b"")) != wanted for name, wanted in data["codes"].items()):
