@@ -12,6 +12,14 @@ CASES = [
 ]
 NATIVE = [("inductor", *case[1:]) for case in CASES]
 NATIVE_IN_EVERY_RUN = [("inductor", "adam", "batch_norm", 8), ("inductor", "sgd", "dropout", 1)]
+EAGER_IN_EVERY_RUN = [  # every two values meet
+    ("eager", "sgd", "plain", 8),
+    ("eager", "sgd", "batch_norm", 1),
+    ("eager", "sgd", "dropout", 8),
+    ("eager", "adam", "plain", 1),
+    ("eager", "adam", "batch_norm", 8),
+    ("eager", "adam", "dropout", 1),
+]
 
 
 def interrupt(programs, case: tuple[str, str, str, int], interrupts: int) -> None:
@@ -22,7 +30,10 @@ def interrupt(programs, case: tuple[str, str, str, int], interrupts: int) -> Non
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_training_is_never_torn(case, programs, request):
-    interrupt(programs, case, interrupts=200 if request.config.getoption("--long") else 10)
+    is_long = request.config.getoption("--long")
+    if not is_long and case not in EAGER_IN_EVERY_RUN:
+        pytest.skip("runs with --long")
+    interrupt(programs, case, interrupts=200 if is_long else 10)
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ kept that neither reaches an output nor has an effect.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from poptorch.ir.control import call_graph, called_graphs
 from poptorch.ir.graph import Guard, Note, StepGraph, annotation, copy_node
 from poptorch.ir.inline import inline_as
 from poptorch.ir.signature import InputSpec, OutputRole, OutputSpec, Role, Signature
-from poptorch.ir.values import describe, update_value, value_of
+from poptorch.ir.values import describe_once, update_value, value_of
 
 aten = torch.ops.aten
 
@@ -31,24 +32,32 @@ class GraphBuilder:
         self._user: list[tuple[InputSpec, fx.Node]] = []
         self._results: list[tuple[OutputSpec, fx.Node]] = []
         self._graphs: dict[str, StepGraph] = {}
+        self._alike: Counter[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]] = Counter()  # inputs by layout
         self.copies: dict[fx.Node, fx.Node] = {}
 
     def input(self, spec: InputSpec, stands_for: fx.Node | None = None) -> fx.Node:
         """A new input; `stands_for` is what it is in the graph that ops are copied from."""
         is_state = spec.role.is_state
-        first_op = next((node for node in self._ops.nodes if node.op != "placeholder"), None)
-        before = self._user[0][1] if is_state and self._user else first_op
+        before = self._user[0][1] if is_state and self._user else self._first_op()
         name = f"in{len(self._state) + len(self._user)}"
         if before is None:
             node = self._ops.placeholder(name)
         else:
             with self._ops.inserting_before(before):
                 node = self._ops.placeholder(name)
-        node.meta = {"val": describe(spec)}
+        layout = spec.shape, spec.stride, spec.dtype
+        node.meta = {"val": describe_once(*layout, self._alike[layout])}
+        self._alike[layout] += 1
         (self._state if is_state else self._user).append((spec, node))
         if stands_for is not None:
             self.copies[stands_for] = node
         return node
+
+    def _first_op(self) -> fx.Node | None:
+        """The op that comes first so far: inputs stand before it."""
+        last = (self._user or self._state)[-1:]
+        first = last[0][1].next if last else next(iter(self._ops.nodes), None)
+        return None if first is None or first.op == "root" else first
 
     def inputs(self, pairs: Iterable[tuple[InputSpec, fx.Node]]) -> None:
         """An input for each of these inputs of another graph."""

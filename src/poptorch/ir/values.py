@@ -36,6 +36,17 @@ def describe(spec: InputSpec) -> torch.Tensor:
         return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
 
 
+@functools.lru_cache(maxsize=2**16)
+def describe_once(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, number: int) -> torch.Tensor:
+    """The same tensor without numbers, whenever one like this is asked for by this number.
+
+    A deep model has thousands of inputs, and its graph is made again by many passes: all these graphs share what
+    describes their inputs. The inputs of one graph must not share memory, so that those alike have different numbers.
+    """
+    with fake_mode():
+        return torch.empty_strided(shape, stride, dtype=dtype)
+
+
 def update_value(node: fx.Node) -> None:
     """Note on a node what it computes for the operands that it has now."""
     args: Any = fx.map_arg(node.args, value_of)

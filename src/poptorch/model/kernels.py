@@ -10,7 +10,7 @@ from poptorch.engines import Engine, Kernel
 from poptorch.engines.host import Observer, unobserved
 from poptorch.executable import Executable, Program
 from poptorch.model.display import Display, displaying
-from poptorch.model.garbage import collecting_later
+from poptorch.model.garbage import collecting_later, collecting_rarely
 from poptorch.model.locking import COMPILING
 from poptorch.store import Cache, compile_cached, find_cached
 from poptorch.store.cache import count_ops
@@ -64,5 +64,5 @@ class _ShownEngine:
         if self.engine.name != "inductor":
             with collecting_later():
                 return self.engine.compile(programs, observe)
-        with self.display.compiling(self.estimate):
+        with self.display.compiling(self.estimate), collecting_rarely():
             return self.engine.compile(programs, observe)
