@@ -102,7 +102,16 @@ def test_a_slice_is_differentiated():
 
 @pytest.mark.parametrize(
     ("shape", "dim", "size"),
-    [((8,), 0, 1), ((8,), 0, 4), ((3,), 0, 2), ((4, 3), 0, 2), ((4, 3), 1, 1), ((2, 3, 4), 2, 3), ((2, 3, 4), -2, 2)],
+    [
+        ((8,), 0, 1),
+        ((8,), 0, 4),
+        ((3,), 0, 2),
+        ((4, 3), 0, 2),
+        ((4, 3), 1, 1),
+        ((2, 3, 4), 0, 1),
+        ((2, 3, 4), 2, 3),
+        ((2, 3, 4), -2, 2),
+    ],
 )
 def test_an_update_is_a_slice_assignment(shape, dim, size):
     model = compiled(lambda x, src, start: poptorch.dynamic_update(x, src, dim, start, size))

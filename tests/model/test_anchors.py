@@ -83,6 +83,27 @@ def test_gradients_and_updated_weights():
         previous = model.getAnchoredTensor("new")
 
 
+def test_the_gradient_of_a_padding_row_is_zero():
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.table = nn.Embedding(5, 3, padding_idx=0)
+
+        def forward(self, words):
+            rows = self.table(words)
+            return rows, poptorch.identity_loss(rows.square() + rows, "sum")
+
+    words, reference = torch.tensor([[0, 1, 4], [2, 0, 1]]), Words()
+    reference(words)[1].backward()
+    model, _ = trained(options(grad="Gradient___table.weight"), Words())
+    model(words)
+    gradient = model.getAnchoredTensor("grad")
+    torch.testing.assert_close(gradient, reference.table.weight.grad)
+    assert not gradient[0].any()
+    assert gradient[1].all()
+
+
 def test_numbers_of_the_optimiser_are_those_of_the_last_call():
     chosen = options(
         decay="weightDecayScaleFactor0___specific___fc1.bias", lr="scaledLearningRate0___specific___fc1.bias"

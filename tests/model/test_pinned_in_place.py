@@ -131,6 +131,37 @@ def test_only_the_argument_that_was_changed_changes():
     assert (nested[0].item(), nested[1][0].item(), x.item()) == (1, 1, 3)
 
 
+def test_another_input_may_be_added_again_and_again():
+    def function(x, y):
+        x += y
+        x += 2
+        x += y
+
+    x, y = torch.ones(1), torch.full((1,), 2.0)
+    wrap(Apply(function))(x, y)
+    assert (x.item(), y.item()) == (7, 2)
+
+
+def test_tensors_of_earlier_calls_stay_as_they_are():
+    model = wrap(Apply(_iadd))
+    first, second = torch.ones(1), torch.full((1,), 5.0)
+    model(first)
+    model(second)
+    assert (first.item(), second.item()) == (2, 6)
+
+
+def test_a_model_that_is_compiled_again_changes_the_tensors_of_a_list():
+    def function(value):
+        for tensor in value if isinstance(value, list) else [value]:
+            tensor += 1
+
+    model, x, y = wrap(Apply(function)), torch.ones(1), torch.zeros(1)
+    model(x)
+    model.destroy()
+    model([x, y])
+    assert (x.item(), y.item()) == (3, 1)
+
+
 def test_changing_an_intermediate_leaves_the_input_alone():
     def function(x):
         y = x + 1

@@ -58,8 +58,13 @@ def _marked_twice(y, target):
     return poptorch.identity_loss(difference * difference * 5, reduction="mean")
 
 
+def _squared_mean_l1(y, target):
+    return poptorch.identity_loss(F.l1_loss(y, target).pow(2) * 5, reduction="mean")
+
+
 TO_A_TARGET = {
     "a loss that was squared": (_squared_l1, 0.1),
+    "a mean that was squared": (_squared_mean_l1, 0.02),
     "a mark around a mark": (_marked_twice, 0.1),
     "mse_loss, mean": (lambda y, t: F.mse_loss(y, t), 0.5),
     "mse_loss, sum": (lambda y, t: F.mse_loss(y, t, reduction="sum"), 0.05),

@@ -99,6 +99,16 @@ def test_no_loss():
         train(WithLoss(lambda y, t: y.sum()))(*batch())
 
 
+def test_results_computed_beside_a_missing_loss_do_not_count():
+    class Lossless(Layers):
+        def forward(self, x, target):
+            y = self.fc(x)
+            return y, y * 12, target + 1
+
+    with pytest.raises(poptorch.Error, match="Couldn't find a loss in graph"):
+        train(Lossless())(*batch())
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_identity_loss_beside_the_output_it_reduces(reduction):
     module = WithLoss(lambda y, t: poptorch.identity_loss(y, reduction))

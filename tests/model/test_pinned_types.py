@@ -92,6 +92,27 @@ def test_python_numbers_do_not_change_the_type(dtype, x, y, total):
     assert result.item() == total
 
 
+def test_two_types_in_one_model_stay_apart():
+    half, full = (torch.tensor([value], dtype=dtype) for value, dtype in ((1, torch.float16), (3, torch.float32)))
+    results = run(lambda x, y: (x + x + 5, y + y + 5), half, full)
+    assert [(result.dtype, result.item()) for result in results] == [(torch.float16, 7.0), (torch.float32, 11.0)]
+
+
+@pytest.mark.parametrize("reduce", [torch.sum, torch.prod])
+def test_a_reduced_comparison_is_an_int32(reduce):
+    result = run(lambda x: reduce(x > 1), torch.tensor([2.0, 3.0]))
+    assert (result.dtype, result.item()) == (torch.int32, reduce(torch.tensor([1, 1])).item())
+
+
+def test_a_half_layer_is_close_to_the_float32_one():
+    torch.manual_seed(0)
+    layer, x = nn.Linear(10, 4), torch.rand(3, 10)
+    expected = layer(x).detach()
+    result = poptorch.inferenceModel(layer.half(), options())(x.half())
+    assert result.dtype is torch.float16
+    torch.testing.assert_close(result.float(), expected, rtol=0, atol=1e-3)
+
+
 LAYERS = [
     nn.Linear(2, 3),
     nn.Conv1d(2, 3, 1),

@@ -71,6 +71,8 @@ SHAPING: dict[str, Row] = {
     "bincount": (lambda x: torch.bincount(x.flatten(), minlength=9), integers(9, 12)),
     "bucketize": (lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])), X),
     "bucketize, right": (lambda x: torch.bucketize(x, torch.tensor([-1, 0, 1]), right=True), X),
+    "bucketize, integers between floats": (lambda x: torch.bucketize(x, torch.tensor([-1.5, 0.0, 1.0])), WHOLE),
+    "bucketize, integers, right": (lambda x: torch.bucketize(x, torch.tensor([-1, 0, 1]), right=True), WHOLE),
     "bucketize, out": (
         lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0]), out=torch.empty(3, 4, dtype=torch.int64)),
         X,
@@ -91,6 +93,15 @@ SHAPING: dict[str, Row] = {
         f"index_reduce_, {how}": (lambda x, i, y, how=how: (x * 1).index_reduce_(0, i, y[:2], how), X, ROWS, Y)
         for how in ("mean", "amax", "amin", "prod")
     },
+    **{
+        f"index_reduce_, {how}, columns": (
+            lambda x, i, y, how=how: (x * 1).index_reduce_(1, i, y[:, :2], how),
+            X,
+            ROWS,
+            Y,
+        )
+        for how in ("mean", "amax", "amin", "prod")
+    },
     "masked_fill": (lambda x, m: x.masked_fill(m, 3.0), X, MASK),
     "masked_fill_": (lambda x, m: (x * 1).masked_fill_(m, 3.0), X, MASK),
     "narrow": (lambda x: x.narrow(-1, 0, 2), X),
@@ -106,6 +117,16 @@ SHAPING: dict[str, Row] = {
     "scatter, add": (lambda x, i, y: x.detach().scatter(0, i, y.detach(), reduce="add"), X, PLACES, Y),
     "scatter, multiply": (lambda x, i: x.detach().scatter(0, i, 2.0, reduce="multiply"), X, PLACES),
     "scatter_add": (lambda x, i, y: x.scatter_add(0, i, y), X, PLACES, Y),
+    "scatter_add, columns": (lambda x, i, y: x.scatter_add(-1, i, y), X, PLACES, Y),
+    **{
+        f"scatter_reduce, {how}, columns": (
+            lambda x, i, y, how=how: x.scatter_reduce(1, i, y, how),
+            X,
+            PLACES,
+            Y,
+        )
+        for how in ("sum", "amin", "amax", "mean", "prod")
+    },
     **{
         f"scatter_reduce, {how}{'' if own else ', without self'}": (
             lambda x, i, y, how=how, own=own: x.scatter_reduce(0, i, y, how, include_self=own),
@@ -128,7 +149,7 @@ SHAPING: dict[str, Row] = {
     "transpose": (lambda x: x.transpose(0, 2), SIGNAL),
     "T": (lambda x: x.T, X),
     **{f"unbind, {d}": (lambda x, d=d: x.unbind(d), SEQUENCE) for d in range(3)},
-    "unbind, half": (lambda x: x.half().unbind(1), SEQUENCE),
+    **{f"unbind, {d}, half": (lambda x, d=d: x.half().unbind(d), SEQUENCE) for d in range(3)},
     "unfold": (lambda x: x.unfold(1, 2, 1), X),
     "unsqueeze": (lambda x: x.unsqueeze(-1), X),
     "where": (lambda m, x, y: torch.where(m, x, y), MASK, X, Y),
@@ -395,6 +416,15 @@ LOSSES: dict[str, Row] = {
     **{
         f"PoissonNLLLoss{', log' if log else ''}{', full' if full else ''}": (
             nn.PoissonNLLLoss(log_input=log, full=full),
+            POSITIVE,
+            ABOVE_ONE.detach(),
+        )
+        for log in (False, True)
+        for full in (False, True)
+    },
+    **{
+        f"PoissonNLLLoss, sum{', log' if log else ''}{', full' if full else ''}": (
+            nn.PoissonNLLLoss(log_input=log, full=full, reduction="sum"),
             POSITIVE,
             ABOVE_ONE.detach(),
         )

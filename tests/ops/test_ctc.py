@@ -51,6 +51,35 @@ def test_lengths_may_change_from_batch_to_batch(engine):
         assert_same_step(training, module, x, labels, torch.tensor([9, 7]), torch.tensor(target_lengths))
 
 
+@pytest.mark.parametrize("as_lists", [False, True])
+@pytest.mark.parametrize("zero_infinity", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("blank", [0, 3])
+def test_every_option_of_the_module_trains_as_natively(blank, reduction, zero_infinity, as_lists):
+    class Fixed(nn.Module):
+        """Lengths are constants of the model, as lists or as tensors."""
+
+        def __init__(self):
+            super().__init__()
+            self.fc, self.loss = nn.Linear(5, 5), nn.CTCLoss(blank, reduction, zero_infinity)
+            self.lengths = [10, 9, 10, 7], [3, 2, 1, 3]
+
+        def forward(self, x, labels):
+            scores = self.fc(x).log_softmax(-1)
+            lengths = self.lengths if as_lists else [torch.tensor(each) for each in self.lengths]
+            return scores, self.loss(scores, labels, *lengths)
+
+    torch.manual_seed(0)
+    module, x = Fixed(), torch.randn(10, 4, 5)
+    labels = torch.tensor([1, 2, 4])[torch.randint(3, (4, 3))]
+    plain = copy.deepcopy(module)
+    expected = plain(x, labels)
+    expected[1].backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    torch.testing.assert_close(train(module)(x, labels), expected)
+    torch.testing.assert_close(module.state_dict(), plain.state_dict())
+
+
 def test_labels_may_be_joined_to_one_vector():
     torch.manual_seed(0)
     module = Speech("sum")
