@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 import pickle
 
 import pytest
@@ -367,3 +368,138 @@ def test_loops_may_be_on_several_ipus():
     options = poptorch.Options().setExecutionStrategy(poptorch.ShardedExecution())
     x, y = torch.ones(2), torch.full((2,), 2.0)
     assert torch.equal(poptorch.inferenceModel(Loops(), options)(x, y), x + 10 * y)
+
+
+@pytest.fixture
+def is_pipelined(caplog):
+    """Whether the log says that the model which was compiled last is a pipeline."""
+    poptorch.setLogLevel("DEBUG")
+    caplog.set_level(logging.DEBUG)
+    prefix = "enablePipelining set to value "
+    yield lambda: [text for text in caplog.messages if text.startswith(prefix)][-1] == prefix + "1"
+    poptorch.setLogLevel("WARN")
+
+
+def test_layers_on_one_ipu_are_no_pipeline(is_pipelined):
+    model = Stack(2)
+    poptorch.BeginBlock(model.l0, ipu_id=0)
+    poptorch.BeginBlock(model.l1, ipu_id=0)
+    inference = compiled(model, torch.ones(1, 4))
+    assert placements(inference, "addmm") == [(0, 0), (0, 0)]
+    assert not is_pipelined()
+
+
+def test_layers_that_are_annotated_with_the_same_ipu_share_a_stage(is_pipelined):
+    model = Stack(3)
+    poptorch.BeginBlock(model.l1, ipu_id=1)
+    poptorch.BeginBlock(model.l2, ipu_id=1)
+    inference = compiled(model, torch.ones(2, 4), iterations=2)
+    assert placements(inference, "addmm") == [(0, 0), (1, 1), (1, 1)]
+    assert is_pipelined()
+
+
+def test_an_annotated_layer_keeps_its_values_and_takes_parameters():
+    model = Stack()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    names = [name for name, _ in model.named_parameters()]
+    poptorch.BeginBlock(model.l1, ipu_id=1)
+    assert [name for name, _ in model.named_parameters()] == names
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    model.l1.register_parameter("more", nn.Parameter(torch.zeros(1)))
+    assert "l1.more" in dict(model.named_parameters())
+
+
+def test_an_annotated_module_is_loaded_in_another_process(tmp_path, programs):
+    file = str(tmp_path / "model.pt")
+    torch.save(poptorch.BeginBlock(nn.Sequential(nn.Linear(2, 2)), user_id=1, ipu_id=2), file)
+    program = programs.run(f"import torch; print(poptorch.module_repr(torch.load({file!r}, weights_only=False)))")
+    assert "BeginBlock(user_id=1, ipu_id=2)" in program.output
+
+
+def test_nested_layers_are_placed_until_annotations_are_removed(is_pipelined):
+    def annotate(model):
+        poptorch.BeginBlock(model[0].l1, ipu_id=1)
+        poptorch.BeginBlock(model[1], ipu_id=2)
+        return compiled(model, torch.ones(3, 4), iterations=3)
+
+    model = nn.Sequential(Stack(), Stack())
+    expected = [(0, 0), (1, 1), (1, 1), (2, 2), (2, 2), (2, 2)]
+    inference = annotate(model)
+    assert placements(inference, "addmm") == expected
+    assert is_pipelined()
+    poptorch.removeBlocks(model)
+    without = compiled(model, torch.ones(3, 4), iterations=3)
+    assert placements(without, "addmm") == [(0, 0)] * 6
+    assert not is_pipelined()
+    assert placements(annotate(model), "addmm") == expected
+
+
+def test_on_the_host_annotated_layers_compute_what_they_did():
+    model, x = Stack(), torch.ones(2, 4)
+    expected = model(x)
+    poptorch.BeginBlock(model.l1, ipu_id=1)
+    assert torch.equal(model(x), expected)
+
+
+class Lettered(nn.Module):
+    """A layer in each of four blocks, and the loss in the last of them again."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in "ABCD")
+
+    def forward(self, x, target=None):
+        for name, layer in zip("ABCD", self.layers, strict=True):
+            with poptorch.Block(name):
+                x = layer(x)
+        if target is None:
+            return x
+        with poptorch.Block("D"):
+            return x, nn.functional.mse_loss(x, target)
+
+
+def on_four_ipus():
+    strategy = poptorch.PipelinedExecution("A", "B", "C", "D")
+    for ipu, name in enumerate("ABCD"):
+        strategy.stage(name).ipu(ipu)
+    return strategy
+
+
+def test_stages_place_the_blocks_they_list():
+    found = compiled(Lettered(), torch.ones(4, 4), on_four_ipus(), 4)
+    assert placements(found, "addmm") == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    pairs = poptorch.PipelinedExecution(poptorch.Stage("A", "B"), poptorch.Stage("C", "D"))
+    two = compiled(Lettered(), torch.ones(2, 4), pairs, 2)
+    assert placements(two, "addmm") == [(0, 0), (0, 0), (1, 1), (1, 1)]
+
+
+def test_the_loss_may_be_in_the_block_of_the_last_layer():
+    model = Lettered()
+    options = poptorch.Options().setExecutionStrategy(on_four_ipus())
+    options.Training.gradientAccumulation(7)
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    training(torch.ones(7, 4), torch.ones(7, 4))
+    assert placements(training, "addmm")[-1] == (3, 3)
+    assert set(placements(training, "mse_loss")) == {(3, 3)}
+
+
+def test_shards_compute_what_the_host_computes():
+    class Factors(nn.Module):
+        def forward(self, x):
+            for ipu in range(4):
+                with poptorch.Block(str(ipu), ipu_id=ipu):
+                    x = x * (ipu + 2)
+            return x
+
+    strategy = poptorch.ShardedExecution(*[poptorch.Stage(str(k)) for k in range(4)])
+    x = torch.randn(3, 7)
+    inference = compiled(Factors(), x, strategy)
+    assert placements(inference) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert torch.equal(inference(x), Factors()(x))
+
+
+def test_shards_in_scopes_need_no_full_pipeline():
+    x = torch.ones(2, 5)
+    with pytest.raises(poptorch.Error, match="deviceIterations must be greater"):
+        compiled(scoped(0, 1, 2, 3), x, iterations=2)
+    assert torch.equal(compiled(scoped(0, 1, 2, 3), x, poptorch.ShardedExecution(), 2)(x), x * 16)

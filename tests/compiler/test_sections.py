@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import poptorch
+from poptorch._logging import warn_once
 
 
 class Blocks(nn.Module):
@@ -225,3 +226,77 @@ def test_a_model_without_operations_needs_nothing():
             return x
 
     assert torch.equal(poptorch.inferenceModel(Same())(torch.ones(2)), torch.ones(2))
+
+
+def test_rounding_the_number_of_ipus_is_a_warning(caplog):
+    warn_once.cache_clear()
+    infer(on_ipus(0, 1, 2), iterations=3, useIpuModel=False, autoRoundNumIPUs=True)
+    assert any("use of 3 IPUs" in line and "minimum of 4" in line for line in lines(caplog))
+
+
+class Products(nn.Module):
+    """Matrix products in phases on two groups of IPUs: one on each IPU in even phases, two in odd ones."""
+
+    def __init__(self, repeats):
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.rand(10, 10)) for _ in range(6 * repeats))
+        self.repeats = repeats
+
+    def block(self, phase, group):
+        ipu = phase % 2 + 2 * group
+        return poptorch.Block(f"phase{phase}_ipu{ipu}", ipu_id=ipu)
+
+    def forward(self, x):
+        weights, values = iter(self.weights), [x[:10], x[10:]]
+        with self.block(0, 0):
+            values[0] = values[0] * 1
+        with self.block(0, 1):
+            values[1] = values[1] * 1
+        for phase in [p for n in range(self.repeats) for p in (2 * n, 2 * n + 1, 2 * n + 1)]:
+            for group in range(2):
+                with self.block(phase, group):
+                    values[group] = next(weights) @ values[group]
+        with self.block(2 * self.repeats - 1, 1):
+            return poptorch.identity_loss(values[0] + values[1], "sum")
+
+
+def by_stages(repeats):
+    names = [[f"phase{p}_ipu{p % 2}", f"phase{p}_ipu{p % 2 + 2}"] for p in range(2 * repeats)]
+    return poptorch.ParallelPhasedExecution(*(poptorch.Phase(*map(poptorch.Stage, pair)) for pair in names))
+
+
+def by_stages_with_ipus(repeats):
+    strategy = by_stages(repeats)
+    for phase in range(2 * repeats):
+        strategy.phase(phase).ipus(phase % 2, phase % 2 + 2)
+    return strategy
+
+
+def by_text(repeats):
+    return poptorch.ParallelPhasedExecution(
+        *([f"phase{p}_ipu{p % 2}", f"phase{p}_ipu{p % 2 + 2}"] for p in range(2 * repeats))
+    )
+
+
+@pytest.mark.parametrize("strategy", [by_text, by_stages, by_stages_with_ipus])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_parallel_phases_are_logged_with_their_ipus(caplog, strategy, repeats):
+    poptorch.setLogLevel("DEBUG")
+    try:
+        with caplog.at_level(logging.DEBUG):
+            options = poptorch.Options().setExecutionStrategy(strategy(repeats))
+            model = Products(repeats)
+            training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+            training.compile(torch.ones(20, 1))
+    finally:
+        poptorch.setLogLevel("WARN")
+    log = lines(caplog)
+    assert "executionPhaseSettings.stages set to value 2" in log
+    assert f"executionPhaseSettings.phases set to value {2 * repeats}" in log
+    assert "enablePipelining set to value 0" in log
+    for kind in ("activation", "weight", "optimizer", "accumulator"):
+        assert f"location_{kind} set to value useOnChipStorage(False)" in log
+    products = [line.partition("mode(Phased), ")[2] for line in log if line.startswith("MatMul")]
+    phases = [p for n in range(repeats) for p in (2 * n, 2 * n + 1, 2 * n + 1)]
+    assert products == [f"ipu({p % 2 + 2 * group}), phase({p})" for p in phases for group in range(2)]
+    assert f"Sum:0 mode(Phased), ipu(3), phase({2 * repeats - 1})" in log  # the loss

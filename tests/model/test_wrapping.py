@@ -145,3 +145,17 @@ def test_training_a_model_without_parameters_fails_like_torch():
 
     with pytest.raises(ValueError, match="empty parameter list"):
         poptorch.trainingModel(Nothing(), options())
+
+
+def test_replicas_with_the_same_rows_update_like_one():
+    def train(replicas):
+        torch.manual_seed(0)
+        module = Regression()
+        made = poptorch.Options().engine("eager").replicationFactor(replicas)
+        executor = poptorch.trainingModel(module, made, torch.optim.SGD(module.parameters(), lr=0.1))
+        x, target = torch.randn(4, 3), torch.randn(4, 2)
+        for _ in range(3):
+            executor(x.repeat(replicas, 1), target.repeat(replicas, 1))
+        return module.fc.weight.detach()
+
+    torch.testing.assert_close(train(2), train(1))

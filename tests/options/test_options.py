@@ -43,6 +43,7 @@ def test_defaults():
     assert (options.device_iterations, options.replication_factor, options.Training.gradient_accumulation) == (1, 1, 1)
     assert options.output_mode is OutputMode.Default
     assert options.defaultOutputMode()
+    assert type(options._execution_strategy) is poptorch.PipelinedExecution
     assert options.Training.accumulation_and_replication_reduction_type is ReductionType.Mean
 
 

@@ -224,6 +224,22 @@ def test_a_model_with_four_locations_runs():
     assert model(torch.ones(2)).shape == (2,)
 
 
+def test_locations_and_shares_of_memory_change_no_result():
+    class Sum(torch.nn.Module):
+        def forward(self, x, y):
+            with poptorch.Block(ipu_id=0):
+                x = x * 2
+            with poptorch.Block(ipu_id=1):
+                return x @ y
+
+    options = poptorch.Options().deviceIterations(2).setAvailableMemoryProportion({"IPU0": 0.7, "IPU1": 0.2})
+    settings = poptorch.TensorLocationSettings().minElementsForOffChip(4).useOnChipStorage(False)
+    options.TensorLocations.setActivationLocation(settings).setWeightLocation(settings)
+    options.TensorLocations.setOptimizerLocation(settings).setAccumulatorLocation(settings)
+    x, y = torch.randn(2, 1, 3), torch.randn(2, 3, 4)
+    torch.testing.assert_close(poptorch.inferenceModel(Sum(), options)(x, y), Sum()(x, y))
+
+
 def test_anchors_are_recorded_even_on_frozen_options_and_return_nothing():
     options = poptorch.Options()
     options._freeze()
@@ -294,6 +310,13 @@ def test_older_names_are_the_same_objects():
     assert options.defaultAnchorMode()
     options.Training.accumulationReductionType(poptorch.ReductionType.Sum)
     assert options.Training.accumulation_and_replication_reduction_type is poptorch.ReductionType.Sum
+
+
+def test_without_a_launcher_there_is_one_process(monkeypatch):
+    monkeypatch.delenv("OMPI_COMM_WORLD_SIZE", raising=False)
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
+    distributed = poptorch.Options().Distributed
+    assert (distributed.processId, distributed.numProcesses) == (0, 1)
 
 
 def test_open_mpi_tells_the_process_its_place(monkeypatch):

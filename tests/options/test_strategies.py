@@ -75,6 +75,11 @@ def test_a_phase_gives_each_stage_its_ipu():
     assert len(Phase("a", "b").stages) == 1
 
 
+def test_texts_are_the_blocks_of_one_stage_and_stages_stay_apart():
+    assert [stage.blocks for stage in Phase("a", "b").stages] == [("a", "b")]
+    assert [stage.blocks for stage in Phase(Stage("a"), Stage("b")).stages] == [("a",), ("b",)]
+
+
 def test_phased_settings_chain_and_show():
     serial = SerialPhasedExecution("a")
     assert serial._liveness is Liveness.AlwaysLive
@@ -94,6 +99,7 @@ REFUSED = [
     (lambda: PipelinedExecution("encoder").stage("encodr"), "Unknown block 'encodr'; did you mean 'encoder'"),
     (lambda: Phase("a", Stage("b")), "only"),
     (lambda: Phase(Stage("a")).ipus(0, 1), "2 IPUs for 1 stages"),
+    (lambda: Phase(Stage("a"), Stage("b")).ipus(0), "1 IPUs for 2 stages"),
     (lambda: Phase("a").stage(1), "no stage 1"),
     (lambda: SerialPhasedExecution(), "at least one phase"),
     (lambda: ParallelPhasedExecution([]), "at least one Stage"),

@@ -96,3 +96,35 @@ def test_less_memory_is_used_at_once():
         )
         peaks[stores] = peak_of(training, rows=512)
     assert peaks[False] > 2 * peaks[True]
+
+
+class TwoStages(nn.Module):
+    """Three layers in the first stage, of which some are followed by a stored value, and one in the second."""
+
+    def __init__(self, stored):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+        self.stored = stored
+
+    def forward(self, x):
+        poptorch.Block.start(ipu_id=0)
+        for number, layer in enumerate(self.layers[:3]):
+            x = torch.sigmoid(layer(x))
+            x = poptorch.recomputationCheckpoint(x) if number < self.stored else x
+        poptorch.Block.start(ipu_id=1)
+        return poptorch.identity_loss(self.layers[3](x), "mean")
+
+
+def kept_by_a_stage(stored):
+    """How many values the first of two stages gives to other programs."""
+    model = TwoStages(stored)
+    options = poptorch.Options().engine("eager").runStages(True).runSideBySide(False)
+    options.Training.gradientAccumulation(3)
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    training(torch.ones(3, 4))
+    forward = next(program for program in training._executable.programs if program.name == "forward0")
+    return len(forward.signature.outputs)
+
+
+def test_a_stage_of_a_pipeline_keeps_the_input_of_the_next_and_what_is_stored():
+    assert [kept_by_a_stage(stored) for stored in (0, 1, 2)] == [1, 2, 3]
