@@ -220,12 +220,12 @@ def test_an_odd_phase_on_an_even_ipu_is_refused():
         infer(on_ipus(None, None, None, None), parallel(0, 2, 1, 4))
 
 
-def test_a_model_without_operations_needs_nothing():
-    class Same(nn.Module):
-        def forward(self, x):
-            return x
-
-    assert torch.equal(poptorch.inferenceModel(Same())(torch.ones(2)), torch.ones(2))
+def test_an_emulated_system_only_warns_of_other_numbers_of_ipus(caplog):
+    warn_once.cache_clear()
+    infer(on_ipus(0, 1, 2), iterations=3)
+    found = [record for record in caplog.records if "use of 3 IPUs" in record.getMessage()]
+    assert [record.levelname for record in found] == ["WARNING"]
+    assert "autoRoundNumIPUs(True)" in found[0].getMessage()
 
 
 def test_rounding_the_number_of_ipus_is_a_warning(caplog):

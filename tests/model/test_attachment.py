@@ -65,6 +65,68 @@ def test_machine_without_ipus(ipus):
     model(poptorch.Options().useIpuModel(True))(X)
 
 
+class Through(nn.Module):
+    """Returns its input, and constants made in three ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("held", torch.ones(3))
+
+    def forward(self, x):
+        return x, x.T, self.held, torch.tensor([1.0, 2.0]), torch.zeros(2)
+
+
+class Draws(nn.Module):
+    """Returns what depends on no input, but is no constant."""
+
+    def forward(self, x):
+        return x, torch.rand(2)
+
+
+def test_model_that_computes_nothing_takes_no_ipu(ipus):
+    ipus(0)
+    executor = poptorch.inferenceModel(Through())
+    for given, returned in zip(Through()(X), executor(X), strict=True):
+        assert torch.equal(given, returned)
+    assert executor.isAttachedToDevice()
+    executor.detachFromDevice()
+    executor(X)
+    with pytest.raises(poptorch.Error, match=r"Failed to acquire 1 IPU\(s\)"):
+        poptorch.inferenceModel(Draws())(X)
+
+
+class Halves(nn.Module):
+    """One layer on each of two IPUs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x):
+        for ipu, layer in enumerate(self.layers):
+            poptorch.Block.start(ipu_id=ipu)
+            x = layer(x)
+        return x
+
+
+def test_program_from_a_file_takes_the_ipus_of_all_its_blocks(ipus, tmp_path):
+    options = poptorch.Options().deviceIterations(2).engine("eager")
+    first = poptorch.inferenceModel(Halves(), options)
+    first.compileAndExport(tmp_path / "m.poptorch", X)
+    assert first._attachment._device.ipus == (0, 1)
+    first.destroy()
+    assert poptorch.load(str(tmp_path / "m.poptorch"))._attachment._device.ipus == (0, 1)
+
+
+def test_ipus_are_taken_before_native_code_is_made(ipus, monkeypatch):
+    ipus(1)
+    made = []
+    monkeypatch.setattr("poptorch.model.build._compile", lambda *args: made.append(args))
+    with pytest.raises(poptorch.Error, match=r"Failed to acquire 2 IPU\(s\)"):
+        poptorch.inferenceModel(Halves(), poptorch.Options().deviceIterations(2))(X)
+    assert not made
+
+
 @pytest.mark.parametrize("end", ["destroy", "detachFromDevice"])
 def test_ipus_come_back(ipus, end):
     ipus(1)

@@ -247,7 +247,7 @@ def test_other_surroundings_have_another_key(filled, monkeypatch):
 
 # Processes that share a cache. Their engine takes the kernels from a cache that is filled, slowly, and says so.
 SHARING = """
-import os, time, torch
+import os, time, poptorch, torch
 from pathlib import Path
 from poptorch.store import cache as caching
 from poptorch.store.container import read_container
@@ -263,6 +263,7 @@ class Slow:
             log.write("compiled\\n")
         time.sleep({seconds})
         return kernels
+poptorch.setLogLevel("DEBUG")
 found = caching.compile_cached(caching.Cache(Path({shared!r})), Slow(), executable, executable.programs, None)
 print(sorted(found))
 """
@@ -290,6 +291,9 @@ def test_processes_that_want_the_same_compile_once(sharing, tmp_path, programs, 
         assert [program.wait() for program in running] == [0] * count, running[0].errors
         assert (tmp_path / "log").read_text() == "compiled\n"
         assert all(program.output == "['step']\n" for program in running)
+        for program in running:  # one that came too late to wait needs no lock
+            assert program.errors.count("cache file locked") == program.errors.count("released the cache lock") <= 1
+        assert any("cache file locked" in program.errors for program in running)
 
 
 def test_a_process_that_is_killed_lets_the_next_one_compile(sharing, tmp_path, programs):

@@ -16,7 +16,10 @@ from poptorch.executable.state import StateBinding
 from poptorch.executable.timeline import Timeline
 from poptorch.ir import Guard, InputSpec, OutputSpec, Role
 from poptorch.ir.digest import digest
+from poptorch.ir.ops import is_view
 from poptorch.ir.serial import FormatError
+
+_COPIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.lift_fresh_copy.default})
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,17 @@ class Executable:
 
     @property
     def ipus(self) -> int:
-        """How many IPUs all replicas take together, in this process."""
+        """How many IPUs all replicas take together, in this process; none for a model that computes nothing."""
         if self.share is not None:
             return self.share.ipus * self.batching.replicas
+        if not self.computes:
+            return 0
         return (1 if self.timeline is None else 1 + max(self.timeline.ipus)) * self.batching.replicas
+
+    @property
+    def computes(self) -> bool:
+        """Whether there is more to do than to hand inputs and constants through."""
+        return any(_computes(program) for program in self.programs)
 
     @property
     def written_by_steps(self) -> frozenset[str]:
@@ -165,3 +175,10 @@ class Executable:
         timeline = [self.timeline] if self.timeline is not None and self.timeline.sections > 1 else []
         graphs = [program.graph for program in self.programs]
         return "\n\n".join(map(str, [call, *timeline, self.schedule, self.binding, *graphs]))
+
+
+def _computes(program: Program) -> bool:
+    """Whether a program does more than copy inputs and make constants."""
+    ops = [node for node in program.graph.ops.nodes if node.op == "call_function"]
+    found = (node for node in ops if node.all_input_nodes and not is_view(node) and node.target not in _COPIES)
+    return program.draws_random_numbers or any(found)

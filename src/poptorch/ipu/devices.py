@@ -29,16 +29,16 @@ def reserved_ipus(count: int, *, rounds_up: bool, insists: bool) -> int:
     """How many IPUs to reserve for a model that uses `count`: hardware, if one `insists` on it, has powers of two."""
     if count > MOST_PER_MODEL:
         raise _too_many(count)
-    rounded = 1 << (count - 1).bit_length()
-    if count == rounded:
+    if count.bit_count() <= 1:
         return count
+    rounded = 1 << count.bit_length()
     what = f"the use of {count} IPUs is asked for, but devices come with 1, 2, 4, … of them: a minimum of {rounded}."
     if rounds_up:
         warn_once(f"{what} {rounded - count} of them are reserved and stay idle.")
         return rounded
     if insists:
         raise Error(explain(what, fix=f"call Options.autoRoundNumIPUs(True), which reserves {rounded}"))
-    logger.info("%s A real system would need autoRoundNumIPUs(True).", what)
+    warn_once(f"{what} Emulated, {count} will do; a real system needs Options.autoRoundNumIPUs(True).")
     return count
 
 

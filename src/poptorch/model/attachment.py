@@ -28,8 +28,8 @@ class Attachment:
         asked = self._wanted.uses_ipu_model
         return model_is_asked_for() if asked is None else asked
 
-    def before_compilation(self) -> None:
-        """Check what the options ask for, and take the device if they want it right away."""
+    def before_capture(self) -> None:
+        """Check what the options ask for."""
         if self.is_offline and self._wanted.uses_ipu_model:
             raise Error(
                 explain(
@@ -37,7 +37,11 @@ class Attachment:
                 )
             )
         self._count()
-        if self._wanted.connection is ConnectionType.Always:
+
+    def before_compilation(self, ipus: int) -> None:
+        """The model turns out to need this many IPUs: take them, if the options want that before a long compilation."""
+        self.resize(ipus)
+        if self._wanted.connection is ConnectionType.Always and not self.is_attached:
             self.attach()
 
     def after_compilation(self) -> None:

@@ -54,15 +54,26 @@ class Blueprint:
 
 
 def build(
-    blueprint: Blueprint, call: CallSpec, tensors: list[torch.Tensor], flags: Flags, reason: str, before: Variant | None
+    blueprint: Blueprint,
+    call: CallSpec,
+    tensors: list[torch.Tensor],
+    flags: Flags,
+    reason: str,
+    *,
+    before: Variant | None,
+    placed: Callable[[Executable], None],
 ) -> Variant:
-    """A variant for a kind of call, of which `tensors` are an example, and a mode; it goes on where `before` stands."""
+    """A variant for a kind of call, of which `tensors` are an example, and a mode; it goes on where `before` stands.
+
+    `placed` is told about the executable before native code is made for it, and may raise.
+    """
     start = time.perf_counter()
     settings, module = blueprint.settings, blueprint.module
     watch = ModuleWatch(module)
     with COMPILING, displaying(_shows_progress(settings)) as display:
         with collecting_later():
             captured, executable, observe = _lower(blueprint, call, tensors, flags, display)
+        placed(executable)
         display.phase(PHASE)
         made = _compile(blueprint, executable, observe, display)
         with made.in_use():

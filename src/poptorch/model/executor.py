@@ -269,7 +269,7 @@ class PoplarExecutor(Checkpoints, EngineUse, Measurements):
             raise Error("Cycle count logging is only supported on actual IPU hardware, not on the IPU model.")
         call = CallSpec.of(self._binder, args, kwargs)
         wrapped.take_attributes(self._traced, self._original, self._original_attributes)
-        self._attachment.before_compilation()
+        self._attachment.before_capture()
         wanted = self._wanted
         try:
             self._build(call, args, kwargs, "the first call", wanted or flags_of(self._traced))
@@ -294,7 +294,7 @@ class PoplarExecutor(Checkpoints, EngineUse, Measurements):
     def _build(self, call: CallSpec, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str, flags: Flags) -> None:
         """Make a program for this call the current one."""
         tensors = self._inputs(call.tensors(args, kwargs))
-        variant = build(self._blueprint(), call, tensors, flags, reason, before=self._current)
+        variant = build(self._blueprint(), call, tensors, flags, reason, before=self._current, placed=self._placed)
         self._attachment.resize(variant.session.executable.ipus)
         self._variants.add(variant)
         self._current = variant
@@ -307,6 +307,11 @@ class PoplarExecutor(Checkpoints, EngineUse, Measurements):
             variant.session.executable.ipus,
             variant.engine,
         )
+
+    def _placed(self, executable: Executable) -> None:
+        """Before native code is made for the first program, which may take long, get the IPUs that it will run on."""
+        if self._current is None:
+            self._attachment.before_compilation(executable.ipus)
 
     # ---- files
 
@@ -361,8 +366,9 @@ class PoplarExecutor(Checkpoints, EngineUse, Measurements):
             raise FileContentError(f"{loaded.path} holds a program for {kind}, and this model is wrapped for {other}.")
         limit_repeats(self._settings.report.repeats)
         wrapped.take_attributes(self._traced, self._original, self._original_attributes)
-        self._attachment.before_compilation()
+        self._attachment.before_capture()
         try:
+            self._placed(loaded.executable)
             self._scale_factor.fill_(loaded.scale_factor)
             variant = build_loaded(self._blueprint(), loaded)
             self._variants.add(variant)

@@ -15,7 +15,6 @@ from torch import nn
 from poptorch._logging import logger
 from poptorch.errors import Error, FileError, explain
 from poptorch.executable import Executable
-from poptorch.ir.ops import is_view
 from poptorch.ir.serial import FormatError, input_data
 from poptorch.model.optimizers import OptimizerSet
 from poptorch.model.owned_state import OwnedState
@@ -106,8 +105,7 @@ def save(subject: Subject, path: Path, *, export_model: bool, save_rng_state: bo
 
 def _check(subject: Subject) -> None:
     executable = subject.executable
-    ops = [node for program in executable.programs for node in program.graph.ops.nodes if node.op == "call_function"]
-    if all(is_view(node) or node.target is torch.ops.aten.clone.default for node in ops):
+    if not executable.computes:
         raise Error("the model computes nothing on a device, so there is no program to save.")
     arguments = executable.interface.arguments
     places = {"an argument": [arguments.args, arguments.kwargs], "the result": [executable.interface.result]}

@@ -151,6 +151,7 @@ class Cache:
             remove_leftovers(self.folder)
             lock = FileLock(folder / f"{key[:2]}.lock", timeout=_PATIENCE)  # a few keys share one, so they stay few
             lock.acquire()
+            logger.debug("cache file locked: %s", lock.lock_file)
         except (OSError, Timeout, NotImplementedError) as error:
             logger.debug("compiling without a lock: %s", error)
             lock = None
@@ -160,6 +161,7 @@ class Cache:
             if lock is not None:
                 with contextlib.suppress(OSError):
                     lock.release()
+                    logger.debug("released the cache lock: %s", lock.lock_file)
 
 
 def _is_list(value: object) -> bool:
