@@ -18,6 +18,8 @@ from poptorch.structure import (
     Constant,
     ICustomArgParser,
     Leaf,
+    Node,
+    builder,
     flatten,
     flatten_like,
     hidden_tensors,
@@ -62,6 +64,12 @@ def same(a, b) -> bool:
 def test_rebuild_undoes_flatten(value):
     structure, tensors = flatten(value)
     assert same(rebuild(structure, tensors), value)
+    assert same(builder(structure)(tensors), value)
+
+
+def test_builder_takes_tensors_in_any_order_and_more_than_once():
+    build = builder(Node(tuple, ("0", "1", "2"), (Leaf(1), Leaf(0), Leaf(1))))
+    assert build(["a", "b"]) == ("b", "a", "b")
 
 
 @given(nested)

@@ -43,7 +43,6 @@ from poptorch.model.variants import Variant, Variants
 from poptorch.optim.plan import plan_optimizers
 from poptorch.options import Options, resolve, validate
 from poptorch.runtime import Session
-from poptorch.structure import rebuild
 
 _NOT_COMPILED = (
     "Model has not been compiled or has been destroyed. Call it, or call compile() with an example batch, first."
@@ -163,7 +162,7 @@ class PoplarExecutor(Checkpoints, EngineUse, Measurements):
             variant.anchored.update(self._optimizers.anchored(self._settings.report.anchors))
         if self._settings.report.counts_cycles:
             logger.info("Total number of IPU cycles: %d", self.cycleCount())
-        return rebuild(variant.session.executable.interface.result, outputs)
+        return variant.result(outputs)
 
     def _forget_since(self, before: Variant | None) -> None:
         """After a call that failed: a program that it compiled and that never ran is as if it had not been."""

@@ -19,7 +19,7 @@ from poptorch.optim.view import ProgramView
 from poptorch.options import Anchor, Options, Settings
 
 Optimizers = torch.optim.Optimizer | list[torch.optim.Optimizer] | tuple[torch.optim.Optimizer, ...]
-_groups_of = attrgetter("param_groups")
+_groups_of, _is_dirty = attrgetter("param_groups"), attrgetter("ipu_state_is_dirty")
 
 
 class OptimizerSet:
@@ -28,6 +28,7 @@ class OptimizerSet:
     def __init__(self) -> None:
         self.optimizers: tuple[torch.optim.Optimizer, ...] = ()
         self.plans: tuple[OptimizerPlan, ...] = ()
+        self._own: list[Optimizer] = []  # those that are ours
         self._group_counts: list[int] = []
         self._watches: dict[int, AttributeWatch] = {}
         self._described: list[str] = []
@@ -40,11 +41,12 @@ class OptimizerSet:
         """Go on with these, each with its plan."""
         self.optimizers, self.plans = optimizers, plans
         self._group_counts = [len(plan.groups) for plan in plans]
+        self._own = [optimizer for optimizer in optimizers if isinstance(optimizer, Optimizer)]
 
     @property
     def is_dirty(self) -> bool:
         """Whether one of them has loaded a state dictionary that the program has not seen."""
-        return any(isinstance(optimizer, Optimizer) and optimizer.ipu_state_is_dirty for optimizer in self.optimizers)
+        return any(map(_is_dirty, self._own))
 
     @property
     def has_other_groups(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from poptorch.model.modes import Flags, ModuleWatch
 from poptorch.model.program_state import ProgramState, strides_of
 from poptorch.model.tiers import Upgrade
 from poptorch.runtime import RunTrace, Session
+from poptorch.structure import builder
 
 
 @dataclass(eq=False)
@@ -36,6 +37,11 @@ class Variant:
     is_outdated: bool = False  # whether the optimiser asks for another program
     trace: RunTrace | None = None  # of the last call that ended well
     anchored: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])  # by that call
+
+    @cached_property
+    def result(self) -> Callable[[Sequence[torch.Tensor]], Any]:
+        """What puts the outputs of a call together as `forward` returned them."""
+        return builder(self.session.executable.interface.result)
 
     def bind(self) -> None:
         """Let the session work on the tensors that their owners have now."""

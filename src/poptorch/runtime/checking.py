@@ -41,7 +41,9 @@ class CallChecks:
         self._versions = list(map(_version, self._watched))
 
     def make(
-        self, tensors: Sequence[torch.Tensor], micro_batches: Callable[[], Sequence[Sequence[torch.Tensor]]]
+        self,
+        tensors: list[torch.Tensor],
+        micro_batches: Callable[[list[torch.Tensor]], Sequence[Sequence[torch.Tensor]]],
     ) -> None:
         """Check the integers of a call: an argument once, what is computed from arguments for each micro-batch."""
         if self._versions != list(map(_version, self._watched)):
@@ -52,7 +54,7 @@ class CallChecks:
             if check.position is not None:
                 check.check(tensors[check.position])
             else:
-                for micro_batch in micro_batches():
+                for micro_batch in micro_batches(tensors):
                     self._check(check, micro_batch)
 
     def _check_memory(self, written: int, tensors: Sequence[torch.Tensor]) -> None:

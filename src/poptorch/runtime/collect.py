@@ -90,7 +90,7 @@ class Collector:
         kept = _in_order(outputs)
         if self._sums:
             kept = [self._sum(kept[replica :: self._replicas]) for replica in range(self._replicas)]
-        if self._width > 1 and not self._sums:
+        elif self._width > 1:
             return self._join_rows(kept)
         if len(kept) == 1:
             return list(kept[0][: len(self._specs)])

@@ -221,7 +221,7 @@ class Session:
             with self._surroundings.restored():
                 return self.run(tensors)
         inputs = self._inputs(tensors)
-        self._checks.make(tensors, partial(self._micro_batches, tensors))
+        self._checks.make(tensors, self._micro_batches)
         if self._is_torn:
             raise EngineError(_TORN)
         if self._journal.is_open:  # an earlier call was interrupted while it took back what it had begun
@@ -247,7 +247,10 @@ class Session:
             for number, lanes in enumerate(self._groups):
                 if number and self._courier is not None:
                     self._take_outputs(turn, record)
-                self._follow_lanes(lanes, turn, inputs, record)
+                if len(lanes) == 1:
+                    self._follow_lane(lanes[0], turn, inputs, record)
+                else:
+                    self._follow_lanes(lanes, turn, inputs, record)
         self._journal.clear()
         if self._courier is not None:
             self._spread_random_numbers(self._courier)
@@ -257,9 +260,7 @@ class Session:
 
     def _follow_lanes(self, lanes: Sequence[Lane], turn: int, inputs: Sequence[MicroBatch], record: _Record) -> None:
         """Follow the lanes of one group, at the same time."""
-        if len(lanes) == 1 or self._relay is None:
-            self._follow_lane(lanes[0], turn, inputs, record)
-            return
+        assert self._relay is not None, "only the parts of a step have lanes of their own"
         run_threads([partial(self._follow_lane, lane, turn, inputs, record) for lane in lanes], self._relay.give_up)
 
     def _follow_lane(self, lane: Lane, turn: int, inputs: Sequence[MicroBatch], record: _Record) -> None:
@@ -440,9 +441,10 @@ class Session:
         return [[torch.cat(rows) for rows in zip(*group, strict=True)] for group in groups]
 
     def _micro_batches(self, tensors: list[torch.Tensor]) -> list[MicroBatch]:
-        count, sources = self.executable.batching.input_batches, self.executable.batching.sources
+        sources = self.executable.batching.sources
         if len(sources) == 1:
             return [tensors]
+        count = self.executable.batching.input_batches
         if not tensors:
             return [[] for _ in sources]
         parts = [tensor.split(tensor.shape[0] // count) if tensor.dim() else (tensor,) for tensor in tensors]

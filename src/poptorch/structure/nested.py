@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from operator import itemgetter
 from typing import Any, cast
 
 import torch
@@ -116,6 +117,15 @@ def flatten_like(structure: Structure, value: Any) -> list[torch.Tensor]:
     if isinstance(structure, Custom):
         return list(CUSTOM_TYPES.of(value).yieldTensors(value))
     return []
+
+
+def builder(structure: Structure) -> Callable[[Sequence[Any]], Any]:
+    """What puts a nested value together, as `rebuild` does; a tuple of tensors takes no Python."""
+    if isinstance(structure, Node) and structure.kind is tuple and len(structure.children) > 1:
+        places = [child.index for child in structure.children if isinstance(child, Leaf)]
+        if len(places) == len(structure.children):
+            return itemgetter(*places)
+    return partial(rebuild, structure)
 
 
 def rebuild(structure: Structure, tensors: Sequence[Any]) -> Any:
