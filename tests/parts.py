@@ -23,6 +23,7 @@ def run_in_parts(graph: StepGraph, state: list[torch.Tensor], tensors: list[torc
     """What a graph returns whose parts run one after the other, each of which writes what it changes."""
     cut = cut_at_calls(graph)
     graphs = {**graph.graphs, **(cut.own or {})}
+    state = state + [torch.empty_strided(kept.shape, kept.stride, dtype=kept.dtype) for kept in cut.kept]
     table: list[torch.Tensor | None] = [*state, *(view.find(state) for view in cut.views), *tensors]
     table += [None] * sum(part.results for part in cut.parts)
     for part in cut.parts:

@@ -2,6 +2,9 @@
 
 Parts run in order. What one computes for others goes into a table, from which they are given it: first the state, then
 views of it, then the tensors of the user, then the results of parts. A result is dropped after its last reader.
+
+Numbers that many calls take one each, such as the bias corrections of an optimiser, are computed as a vector. It has
+memory of its own while the program is bound, as state has, so that its elements are views that are found once.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class View:
 
 @dataclass(frozen=True)
 class Source:
-    """State that is seen through views."""
+    """State, or what is kept like state, that is seen through views."""
 
     position: int
     views: tuple[View, ...]
@@ -72,6 +75,7 @@ class Cut:
     parts: tuple[Part, ...]
     returned: tuple[int, ...]  # places of what the whole returns
     views: tuple[Source, ...] = ()  # of state
+    kept: tuple[InputSpec, ...] = ()  # memory that follows the state, and is written anew in every run
     own: Mapping[str, StepGraph] | None = None  # the graphs of parts that are no calls
 
     @property
@@ -93,6 +97,9 @@ def _returned_count(graph: StepGraph) -> int:
     return sum(spec.role is not OutputRole.NEW_VALUE for spec in graph.signature.outputs)
 
 
+_MANY_KEPT = 2**16  # elements of a vector that has memory of its own; a longer one is handed over as it is
+
+
 class _Cutter:
     """Which op belongs to which segment: those of calls have odd numbers, what comes before, between and after even.
 
@@ -102,12 +109,15 @@ class _Cutter:
     def __init__(self, graph: StepGraph) -> None:
         self.graph = graph
         self.specs = {node: spec for spec, node in graph.inputs}
+        state = [node for node, spec in self.specs.items() if spec.role.is_state]
+        self.state = {node: index for index, node in enumerate(state)}  # and where it is in the table
         self.calls = [node for node in graph.ops.nodes if node.target is call_graph]
         self.last = 2 * len(self.calls)
         self.home = self._homes()
         self.order = {node: index for index, node in enumerate(self.home)}
         self.strides: dict[fx.Node, tuple[int, ...]] = {}  # the memory layouts that calls want
         self.views: dict[fx.Node, Source] = {}
+        self.kept: dict[fx.Node, fx.Node] = {}  # the input for the memory of each value that is kept
         self.ops: defaultdict[int, list[fx.Node]] = defaultdict(list)
         self.exported: defaultdict[int, list[fx.Node]] = defaultdict(list)
         self.taken: dict[int, list[fx.Node]] = {}
@@ -156,11 +166,32 @@ class _Cutter:
     def _operand(self, node: fx.Node) -> fx.Node:
         """What a call is given: state is seen through views once, everything else is computed as it is wanted."""
         base, views = _seen_through(node)
-        if base is not node and base in self.specs and self.specs[base].role.is_state:
-            steps = tuple(View(view.target, view.args[1:]) for view in views)
-            self.views[node] = Source(list(self.specs).index(base), steps)
-            return node
-        return self._wanted(node)
+        if base is node:
+            return self._wanted(node)
+        if self._can_be_kept(base):
+            base = self._keep(base)
+        if base not in self.state:
+            return self._wanted(node)
+        steps = tuple(View(view.target, view.args[1:]) for view in views)
+        self.views[node] = Source(self.state[base], steps)
+        return node
+
+    def _can_be_kept(self, node: fx.Node) -> bool:
+        """Whether a part computes this, and it is a short vector, which can be seen through any view."""
+        if self.home[node] % 2 or node in self.specs:
+            return False
+        value = value_of(node)
+        return value.dim() == 1 and value.is_contiguous() and value.numel() <= _MANY_KEPT
+
+    def _keep(self, node: fx.Node) -> fx.Node:
+        """The input that stands for the memory of a value: it is written where the value is computed."""
+        if node not in self.kept:
+            spec = InputSpec.of(f"kept:{len(self.kept)}", Role.BUFFER, value_of(node))
+            memory = self.kept[node] = fx.Graph().placeholder(f"kept_{len(self.kept)}")
+            memory.meta["val"] = value_of(node)
+            self.specs[memory], self.state[memory] = spec, len(self.state)
+            self.written[self.home[node]].append((memory, node))
+        return self.kept[node]
 
     def _wanted(self, node: fx.Node) -> fx.Node:
         """Let a value be computed by a segment, if it is not an input or the result of a call."""
@@ -248,9 +279,7 @@ class _Cutter:
 
     def _numbered(self, returned: Sequence[fx.Node]) -> Cut:
         """Give everything its place in the table."""
-        state = sum(spec.role.is_state for spec in self.specs.values())
-        inputs = list(self.specs)
-        order = [*inputs[:state], *self.views, *inputs[state:]]
+        order = [*self.state, *self.views, *(node for node in self.specs if node not in self.state)]
         place = {node: index for index, node in enumerate(order)}
         parts: list[Part] = []
         own: dict[str, StepGraph] = {}
@@ -269,7 +298,8 @@ class _Cutter:
             parts.append(Part(name, operands, size, results))
             size += results
         places = tuple(place[node] for node in returned)
-        return Cut(_dropping(parts, len(order), places), places, tuple(self.views.values()), own)
+        kept = tuple(self.specs[memory] for memory in self.kept.values())
+        return Cut(_dropping(parts, len(order), places), places, tuple(self.views.values()), kept, own)
 
 
 def _dropping(parts: Sequence[Part], inputs: int, returned: Sequence[int]) -> tuple[Part, ...]:

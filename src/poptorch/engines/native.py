@@ -60,6 +60,7 @@ class NativeRun:
     writes_early = True
 
     def __init__(self, cut: Cut, codes: Sequence[NativeCode], state: list[torch.Tensor], draws: Draws | None) -> None:
+        state = state + [torch.empty_strided(kept.shape, kept.stride, dtype=kept.dtype) for kept in cut.kept]
         self._fixed = state + [view.find(state) for view in cut.views]
         self._draws = draws
         self._steps = list(zip(codes, cut.parts, strict=True))

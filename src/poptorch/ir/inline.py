@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,10 +23,40 @@ def inline(graph: fx.Graph, like: fx.Node, function: Callable[..., Any], *args: 
 
 def inline_as(graph: fx.Graph, annotated: Mapping[str, Any], function: Callable[..., Any], *args: Any) -> Any:
     """The same for ops that are annotated in this way."""
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes a while to import, so only when it is used
-
     nodes: list[fx.Node] = []
     fx.map_arg(args, nodes.append)
+    key = function, repr(fx.map_arg(args, _layout))  # pyright: ignore
+    if key not in _TRACED:
+        while len(_TRACED) >= _MOST_TRACED:
+            _TRACED.popitem(last=False)
+        _TRACED[key] = _trace(function, args, nodes)
+    traced, structure = _TRACED[key]
+    placeholders = [node for node in traced.nodes if node.op == "placeholder"]
+    copies = dict(zip(placeholders, nodes, strict=True))
+    for node in traced.nodes:
+        if node.op == "call_function":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node].meta = {"val": node.meta["val"], "custom": dict(annotated)}
+    flat: Any = traced.output_node().args[0]
+    return pytree.tree_unflatten([copies[node] for node in flat], structure)
+
+
+_MOST_TRACED = 64
+_TRACED: OrderedDict[tuple[Callable[..., Any], str], tuple[fx.Graph, pytree.TreeSpec]] = OrderedDict()  # the last ones
+
+
+def _layout(node: fx.Node) -> tuple[Any, ...]:
+    """All that the ops of a function can depend on of an argument."""
+    value = value_of(node)
+    return value.dtype, tuple(value.shape), value.stride()
+
+
+def _trace(
+    function: Callable[..., Any], args: tuple[Any, ...], nodes: list[fx.Node]
+) -> tuple[fx.Graph, pytree.TreeSpec]:
+    """The ops of a function of these tensors, and how its result is nested."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes a while to import, so only when it is used
+
     results: list[Any] = []
 
     def compute(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -35,11 +66,4 @@ def inline_as(graph: fx.Graph, annotated: Mapping[str, Any], function: Callable[
 
     with fake_mode():
         traced = make_fx(compute)(*map(value_of, nodes))
-    placeholders = [node for node in traced.graph.nodes if node.op == "placeholder"]
-    copies = dict(zip(placeholders, nodes, strict=True))
-    for node in traced.graph.nodes:
-        if node.op == "call_function":
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-            copies[node].meta = {"val": node.meta["val"], "custom": dict(annotated)}
-    flat: Any = traced.graph.output_node().args[0]
-    return pytree.tree_unflatten([copies[node] for node in flat], pytree.tree_structure(results[0]))
+    return traced.graph, pytree.tree_structure(results[0])

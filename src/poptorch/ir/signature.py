@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 import torch
 
@@ -112,7 +113,7 @@ class Signature:
     def state(self) -> tuple[InputSpec, ...]:
         return tuple(spec for spec in self.inputs if spec.role.is_state)
 
-    @property
+    @cached_property
     def written(self) -> frozenset[str]:
         """The names of the inputs that the graph gives a new value."""
         return frozenset(spec.name for spec in self.outputs if spec.role is OutputRole.NEW_VALUE)

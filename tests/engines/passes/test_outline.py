@@ -11,8 +11,10 @@ from torch import nn
 import poptorch
 from models import Regression
 from parts import calls, run, run_in_parts
+from poptorch.engines.calls import cut_at_calls
 from poptorch.engines.host import Host, run_host_passes, unobserved
 from poptorch.engines.passes.outline import outline_updates
+from poptorch.engines.portable import kernels_from, make_portable
 from poptorch.executable import Program
 from poptorch.ir import Role, StepGraph, call_graph
 
@@ -124,6 +126,13 @@ def test_parameters_of_every_shape_share_few_graphs():
     assert set(calls(graph)) == {"piece0", "piece1", "piece2"}
 
 
+def test_numbers_of_each_parameter_are_elements_of_vectors_that_have_memory_of_their_own():
+    cut = cut_at_calls(outlined(trained(torch.optim.AdamW)._executable.update))
+    assert [kept.shape for kept in cut.kept] == [(len(SHAPES),)] * 2  # the corrections of both moments
+    shared = [part for part in cut.parts if not part.graph.startswith("piece")]
+    assert sum(part.results for part in shared) < len(SHAPES)
+
+
 def test_parameters_with_other_hyperparameters_have_other_operands_but_the_same_code():
     graph = outlined(trained(adamw_in_two_groups)._executable.update)
     one, other = [node for node in graph.ops.nodes if node.target is call_graph][:6:5]
@@ -165,6 +174,9 @@ def test_many_parameters_train_like_in_plain_pytorch(engine):
             (reference(rows) / 2).backward()
         optimizer.step()
     torch.testing.assert_close(list(model.parameters()), list(reference.parameters()), rtol=1e-4, atol=1e-5)
+    if engine == "inductor":
+        kernel = training._session.kernels["update"]
+        assert kernels_from(make_portable({"update": kernel}))["update"].cut == kernel.cut
 
 
 @pytest.mark.inductor
