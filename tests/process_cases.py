@@ -258,7 +258,7 @@ def look(folder):
         "weight": module.table.weight.detach(),
         "latency": training.getLatency(),
         "log": written.getvalue(),
-        "schedule": str(training._compiled().session.executable.schedule),
+        "schedule": str(training._programs.compiled().session.executable.schedule),
     }
     training.destroy()
     return found
@@ -330,7 +330,7 @@ def memory_of_state():
     training = poptorch.trainingModel(Loss(module), options, optimizer)
     training(torch.ones(2, 40))
     (entries,) = optimizer.state.values()
-    kept = sum(rows.tensor.nbytes for rows in training._compiled().state.rows)
+    kept = sum(rows.tensor.nbytes for rows in training._programs.compiled().state.rows)
     training.destroy()
     return entries["exp_avg"].device.type, kept, int(entries["step"])
 

@@ -62,6 +62,6 @@ given = torch.load({batches!r})
 training = poptorch.load({file!r})
 losses = [training(x, target)[1].clone() for x, target in given]
 assert "saved_models" not in sys.modules
-state = [optimizer.state_dict()["state"] for optimizer in training._optimizers.optimizers]
+state = [optimizer.state_dict()["state"] for optimizer in training._programs.optimizers.optimizers]
 torch.save([losses, training.state_dict(), state], {result!r})
 """

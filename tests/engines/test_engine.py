@@ -22,7 +22,7 @@ PATHS = {"PYTHONPATH": os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])}
 
 
 def engine_of(options: poptorch.Options | None = None) -> str:
-    return poptorch.inferenceModel(Scale(), options)._engine.name
+    return poptorch.inferenceModel(Scale(), options)._programs.engine.name
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +112,7 @@ for _ in range(5):
     optimizer.step()
 for parameter, expected in zip(model.parameters(), plain.parameters()):
     torch.testing.assert_close(parameter, expected)
-print(training._engine.name)
+print(training._programs.engine.name)
 """
 
 

@@ -39,8 +39,8 @@ def ipus(monkeypatch, tmp_path):
 def test_models_take_different_ipus(ipus):
     first, second = model(), model()
     first(X), second(X)
-    assert first._attachment._device.ipus == (0,)
-    assert second._attachment._device.ipus == (1,)
+    assert first._programs.attachment._device.ipus == (0,)
+    assert second._programs.attachment._device.ipus == (1,)
 
 
 def test_too_few_ipus_name_the_way_out(ipus):
@@ -113,9 +113,9 @@ def test_program_from_a_file_takes_the_ipus_of_all_its_blocks(ipus, tmp_path):
     options = poptorch.Options().deviceIterations(2).engine("eager")
     first = poptorch.inferenceModel(Halves(), options)
     first.compileAndExport(tmp_path / "m.poptorch", X)
-    assert first._attachment._device.ipus == (0, 1)
+    assert first._programs.attachment._device.ipus == (0, 1)
     first.destroy()
-    assert poptorch.load(str(tmp_path / "m.poptorch"))._attachment._device.ipus == (0, 1)
+    assert poptorch.load(str(tmp_path / "m.poptorch"))._programs.attachment._device.ipus == (0, 1)
 
 
 def test_ipus_are_taken_before_native_code_is_made(ipus, monkeypatch):
@@ -152,7 +152,7 @@ def test_failed_compilation_gives_the_ipu_back(ipus):
 def test_chosen_ipu_is_used_by_one_model_at_a_time(ipus):
     first, second = model(poptorch.Options().useIpuId(1)), model(poptorch.Options().useIpuId(1))
     first(X)
-    assert first._attachment._device.ipus == (1,)
+    assert first._programs.attachment._device.ipus == (1,)
     with pytest.raises(poptorch.Error, match="Failed to acquire device Id 1"):
         second(X)
     first.detachFromDevice()
@@ -217,7 +217,7 @@ def test_powers_of_two_where_hardware_is_asked_for(ipus):
         model(poptorch.Options().replicationFactor(3).useIpuModel(False))(rows)
     rounded = model(poptorch.Options().replicationFactor(3).useIpuModel(False).autoRoundNumIPUs(True))
     rounded(rows)
-    assert rounded._attachment._device.ipus == (0, 1, 2, 3)
+    assert rounded._programs.attachment._device.ipus == (0, 1, 2, 3)
 
 
 def test_waiting_for_an_ipu_of_this_process(ipus, monkeypatch, caplog):

@@ -77,7 +77,7 @@ class Twins:
 
 
 def compilations(training) -> int:
-    return len(training._variants)
+    return len(training._programs.variants)
 
 
 # ---- groups

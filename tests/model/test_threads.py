@@ -97,7 +97,7 @@ def test_calls_of_one_training_executor_at_once_run_one_after_the_other():
     executor = poptorch.trainingModel(model, optimizer=torch.optim.Adam(model.parameters()))
     x, y = torch.randn(4, 3), torch.randn(4, 2)
     at_once(*(lambda: [executor(x, y) for _ in range(10)] for _ in range(4)))
-    steps = [state["step"].item() for state in executor._optimizers.optimizers[0].state.values()]
+    steps = [state["step"].item() for state in executor._programs.optimizers.optimizers[0].state.values()]
     assert steps == [40.0] * 4
 
 

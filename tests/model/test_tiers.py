@@ -277,7 +277,7 @@ def test_processes_that_train_together_do_not_change_engines_one_by_one(later, m
         return EagerEngine().compile(task.programs)
 
     monkeypatch.setattr(tiers.Task, "compile", compile_here)
-    together = replace(training._blueprint(), seat=Seat(companions=object()))  # pyright: ignore[reportArgumentType]
+    together = replace(training._programs.blueprint(), seat=Seat(companions=object()))  # pyright: ignore[reportArgumentType]
     made = build._compile(together, training._executable, lambda name, graph: None, display=object())
     assert (compiled, made.engine, made.upgrade) == (["inductor"], "inductor", None)
     assert len(later) == 1

@@ -63,7 +63,7 @@ def test_training_with_changing_shapes_equals_eager():
     state = optimizer.state_dict()["state"]
     assert [float(entry["step"]) for entry in state.values()] == [6.0, 6.0]
     torch.testing.assert_close(state, theirs.state_dict()["state"])
-    assert len(model._variants) == 3
+    assert len(model._programs.variants) == 3
 
 
 def test_learning_rate_reaches_every_program():

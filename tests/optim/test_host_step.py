@@ -171,7 +171,7 @@ def test_numbers_that_step_computes_with_can_change():
 
 def test_numbers_that_step_looks_at_are_constants():
     training, optimizer = train(torch.optim.Adadelta, weight_decay=0.1)
-    rule = training._optimizers.plans[0].groups[0].rule
+    rule = training._programs.optimizers.plans[0].groups[0].rule
     assert isinstance(rule, HostStep)
     assert {"lr", "rho", "eps"} <= set(rule.variable)
     training(torch.ones(1, 3))

@@ -156,7 +156,7 @@ def test_without_an_optimiser_sgd_trains():
     model = Given([1.0])
     training = poptorch.trainingModel(model, options())
     training(torch.ones(1, 1))
-    assert isinstance(training._optimizers.optimizers[0], o.SGD)
+    assert isinstance(training._programs.optimizers.optimizers[0], o.SGD)
     assert model.w.item() == pytest.approx(0.99)
 
 

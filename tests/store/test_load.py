@@ -43,7 +43,7 @@ def test_training_goes_on_bit_for_bit_in_a_process_without_the_class(kind, progr
     assert list(weights) == list(expected)
     for name, value in expected.items():
         assert torch.equal(weights[name], value), name
-    expected_state = training._optimizers.optimizers[0].state_dict()["state"]
+    expected_state = training._programs.optimizers.optimizers[0].state_dict()["state"]
     assert state.keys() == expected_state.keys()
     for number, entries in expected_state.items():
         assert all(torch.equal(torch.as_tensor(v), torch.as_tensor(state[number][k])) for k, v in entries.items())
@@ -147,7 +147,7 @@ def test_an_optimiser_of_the_user_goes_on_from_its_program(tmp_path):
     training.save(tmp_path / "m.poptorch")
     loaded = poptorch.load(tmp_path / "m.poptorch")
     assert torch.equal(loaded(*batch)[1], training(*batch)[1])
-    (optimizer,) = loaded._optimizers.optimizers
+    (optimizer,) = loaded._programs.optimizers.optimizers
     optimizer.param_groups[0]["lr"] = 0.0
     loaded.setOptimizer(optimizer)
     before = loaded.model.fc.weight.clone()
@@ -163,7 +163,7 @@ def test_a_learning_rate_can_change_after_loading(tmp_path):
     training.save(tmp_path / "m.poptorch")
     loaded = poptorch.load(tmp_path / "m.poptorch")
     for executor in (training, loaded):
-        (optimizer,) = executor._optimizers.optimizers
+        (optimizer,) = executor._programs.optimizers.optimizers
         optimizer.param_groups[0]["lr"] = 0.5
         executor.setOptimizer(optimizer)
     assert all(map(torch.equal, train(loaded, batches(3)), train(training, batches(3))))
@@ -294,9 +294,9 @@ def test_several_optimisers_and_loss_scaling_come_back(tmp_path):
     loaded = poptorch.load(tmp_path / "m.poptorch")
     for _ in range(2):
         assert torch.equal(loaded(*batch)[1], training(*batch)[1])
-    kinds = [type(optimizer) for optimizer in loaded._optimizers.optimizers]
+    kinds = [type(optimizer) for optimizer in loaded._programs.optimizers.optimizers]
     assert kinds == [poptorch.optim.SGD, poptorch.optim.Adam]
-    first, second = loaded._optimizers.optimizers[0].state_dict(), several[0].state_dict()
+    first, second = loaded._programs.optimizers.optimizers[0].state_dict(), several[0].state_dict()
     assert first["ipu_param"] == second["ipu_param"]
 
 

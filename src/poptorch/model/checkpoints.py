@@ -23,9 +23,8 @@ from poptorch._logging import logger
 from poptorch.errors import Error, FileContentError, FileError, explain
 from poptorch.model.locking import Lock, one_at_a_time
 from poptorch.model.optimizers import OptimizerSet
-from poptorch.model.processes import Companions
 from poptorch.model.program_state import Rows
-from poptorch.model.variants import Variant
+from poptorch.model.programs import Programs
 from poptorch.processes import Group, together
 
 LATEST, _ABOUT = "latest", "poptorch.json"
@@ -246,13 +245,7 @@ class Checkpoints:
     _lock: Lock
     _training: bool
     _user_model: nn.Module
-    _optimizers: OptimizerSet
-    _scale_factor: torch.Tensor
-    _companions: Companions
-
-    def _compiled(self) -> Variant:
-        """The current program; raises if there is none."""
-        raise AssertionError("executors know their programs")
+    _programs: Programs
 
     def setOptimizer(self, optimizer: Any) -> None:
         """Use the settings that the optimiser has now."""
@@ -265,7 +258,7 @@ class Checkpoints:
         All processes of a program must call it, and each writes what it has. `progress` is plain data of yours, such
         as the number of the epoch; `keep` checkpoints stay in the folder. `torch.distributed.checkpoint` reads them.
         """
-        return save(self._in_training(), Path(folder), progress, keep, self._companions.group)
+        return save(self._in_training(), Path(folder), progress, keep, self._programs.companions.group)
 
     @one_at_a_time
     def loadCheckpoint(self, folder: str | os.PathLike[str]) -> Any:
@@ -274,22 +267,29 @@ class Checkpoints:
         Needs a compiled model, and all processes of a program must call it; there may be more or fewer of them than
         those that wrote it. If the checkpoint cannot be used, nothing has changed.
         """
-        training, current = self._in_training(), self._compiled()
-        found = load(training, Path(folder), self._companions.group, self._take_groups)
+        training, current = self._in_training(), self._programs.compiled()
+        found = load(training, Path(folder), self._programs.companions.group, self._take_groups)
         current.session.random.restore([replica.random for replica in training.replicas])
         return found
 
     def _in_training(self) -> Training:
-        current = self._compiled()
+        current = self._programs.compiled()
         if not self._training:
             raise Error("checkpoints are of models in training: call this on what poptorch.trainingModel returns.")
         random, rows = current.session.random, current.state.rows
         replicas = [Replica(*each) for each in zip(random.save(), current.session.replica_buffers, strict=True)]
-        return Training(self._user_model, self._optimizers, rows, replicas, random.first_replica, self._scale_factor)
+        return Training(
+            self._user_model,
+            self._programs.optimizers,
+            rows,
+            replicas,
+            random.first_replica,
+            self._programs.scale_factor,
+        )
 
     def _take_groups(self, groups: Sequence[dict[str, Any]]) -> None:
         """Give the optimisers the numbers of a checkpoint."""
-        mine = [group for optimizer in self._optimizers.optimizers for group in optimizer.param_groups]
+        mine = [group for optimizer in self._programs.optimizers.optimizers for group in optimizer.param_groups]
         for own, read in zip(mine, groups, strict=True):
             own.update((key, value) for key, value in read.items() if key != "params")
-        self.setOptimizer(self._optimizers.optimizers)
+        self.setOptimizer(self._programs.optimizers.optimizers)

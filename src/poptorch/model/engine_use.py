@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from poptorch.model.locking import Lock, one_at_a_time
-from poptorch.model.variants import Variant
+from poptorch.model.programs import Programs
 
 
 class EngineUse:
     """The part of an executor that is about its engine."""
 
     _lock: Lock
-
-    def _compiled(self) -> Variant:
-        """The current program; raises if there is none."""
-        raise AssertionError("executors know their programs")
+    _programs: Programs
 
     @one_at_a_time
     def waitForNativeCode(self, timeout: float = 3600.0) -> bool:
@@ -21,11 +18,11 @@ class EngineUse:
 
         Gives up after `timeout` seconds. On the eager engine there is nothing to wait for.
         """
-        current = self._compiled()
+        current = self._programs.compiled()
         current.upgrade_if_ready(timeout)
         return current.engine == "inductor"
 
     @property
     def engineInUse(self) -> str:
         """Which engine runs the model now: `"eager"` or `"inductor"`; with `"tiered"` first the one, then the other."""
-        return self._compiled().engine
+        return self._programs.compiled().engine

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -45,10 +45,18 @@ def check_unwrapped(model: nn.Module) -> None:
         )
 
 
-def take_attributes(copy: nn.Module, original: nn.Module, then: Mapping[str, Any]) -> None:
-    """Give the copy that an inference model works with what was set on the original since it had these attributes."""
-    if copy is not original:
-        own = vars(copy)
-        for name, value in vars(original).items():
-            if then.get(name) is not value and own.get(name) is then.get(name):
-                own[name] = value
+class WorkingCopy:
+    """The module that is compiled: the user's own for training, for inference a copy with the same parameters."""
+
+    def __init__(self, original: nn.Module, *, is_own: bool) -> None:
+        self.original = original
+        self.module = original if is_own else copy.copy(original)
+        self._then = dict(vars(original))
+
+    def take_attributes(self) -> None:
+        """Give the copy what was set on the original since it was made."""
+        if self.module is not self.original:
+            own = vars(self.module)
+            for name, value in vars(self.original).items():
+                if self._then.get(name) is not value and own.get(name) is self._then.get(name):
+                    own[name] = value

@@ -94,8 +94,9 @@ def load(
     if edit_opts_fn is not None:
         edit_opts_fn(model.options)
     executor = PoplarExecutor(model.module, model.options, program.trains, optimizer=model.optimizers or None)
-    executor._settings = keep_what_is_compiled(executor._settings, compiled, training=program.trains)
-    executor._adopt(lambda: program)
+    programs = executor._programs
+    programs.settings = keep_what_is_compiled(programs.settings, compiled, training=program.trains)
+    programs.adopt(lambda: program)
     return executor
 
 
