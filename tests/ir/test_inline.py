@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from poptorch.ir import Direction, GraphBuilder, InputSpec, Note, OutputRole, OutputSpec, Role, StepGraph
@@ -40,3 +41,24 @@ def test_a_function_is_traced_once_for_each_kind_of_argument():
     found = as_function(graph.ops, "step")(*(tensor for tensor, _ in calls))
     expected = [value for tensor, factor in calls for value in Scaling()(tensor, factor, [tensor, tensor]).values()]
     torch.testing.assert_close(list(found), expected)
+
+
+def difference(a, b):
+    return a - b * 2
+
+
+def differences(*pairs) -> StepGraph:
+    """`a - 2 b` of pairs of inputs with these numbers, all of one kind."""
+    builder = GraphBuilder()
+    inputs = [builder.input(InputSpec.of(f"x{i}", Role.USER_INPUT, torch.empty(3))) for i in range(2)]
+    for index, (a, b) in enumerate(pairs):
+        found = builder.inline(NOTE, difference, inputs[a], inputs[b])
+        builder.output(OutputSpec(f"result{index}", OutputRole.USER_OUTPUT), found)
+    return builder.build("step")
+
+
+@pytest.mark.parametrize("pairs", [[(0, 0), (0, 1)], [(0, 1), (1, 0), (1, 1)]])
+def test_what_was_traced_for_one_value_twice_serves_for_two_values(pairs):
+    graph, values = differences(*pairs), (torch.randn(3), torch.randn(3))
+    found = as_function(graph.ops, "step")(*values)
+    torch.testing.assert_close(list(found), [difference(values[a], values[b]) for a, b in pairs])

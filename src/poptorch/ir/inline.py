@@ -25,12 +25,7 @@ def inline_as(graph: fx.Graph, annotated: Mapping[str, Any], function: Callable[
     """The same for ops that are annotated in this way."""
     nodes: list[fx.Node] = []
     fx.map_arg(args, nodes.append)
-    key = function, repr(fx.map_arg(args, _layout))  # pyright: ignore
-    if key not in _TRACED:
-        while len(_TRACED) >= _MOST_TRACED:
-            _TRACED.popitem(last=False)
-        _TRACED[key] = _trace(function, args, nodes)
-    traced, structure = _TRACED[key]
+    traced, structure = _trace_once(function, args, nodes)
     placeholders = [node for node in traced.nodes if node.op == "placeholder"]
     copies = dict(zip(placeholders, nodes, strict=True))
     for node in traced.nodes:
@@ -41,8 +36,21 @@ def inline_as(graph: fx.Graph, annotated: Mapping[str, Any], function: Callable[
     return pytree.tree_unflatten([copies[node] for node in flat], structure)
 
 
+_Traced = tuple[fx.Graph, pytree.TreeSpec]
 _MOST_TRACED = 64
-_TRACED: OrderedDict[tuple[Callable[..., Any], str], tuple[fx.Graph, pytree.TreeSpec]] = OrderedDict()  # the last ones
+_TRACED: OrderedDict[tuple[Callable[..., Any], str], _Traced] = OrderedDict()  # the last ones
+
+
+def _trace_once(function: Callable[..., Any], args: tuple[Any, ...], nodes: list[fx.Node]) -> _Traced:
+    """The ops of a function, which are kept, unless it is a new one in every call and holds what it was made for."""
+    if getattr(function, "__closure__", None) is not None:
+        return _trace(function, args, nodes)
+    key = function, repr(fx.map_arg(args, _layout))  # pyright: ignore
+    if key not in _TRACED:
+        while len(_TRACED) >= _MOST_TRACED:
+            _TRACED.popitem(last=False)
+        _TRACED[key] = _trace(function, args, nodes)
+    return _TRACED[key]
 
 
 def _layout(node: fx.Node) -> tuple[Any, ...]:
@@ -51,10 +59,12 @@ def _layout(node: fx.Node) -> tuple[Any, ...]:
     return value.dtype, tuple(value.shape), value.stride()
 
 
-def _trace(
-    function: Callable[..., Any], args: tuple[Any, ...], nodes: list[fx.Node]
-) -> tuple[fx.Graph, pytree.TreeSpec]:
-    """The ops of a function of these tensors, and how its result is nested."""
+def _trace(function: Callable[..., Any], args: tuple[Any, ...], nodes: list[fx.Node]) -> _Traced:
+    """The ops of a function of tensors like these, and how its result is nested.
+
+    Each tensor is one of its own, also where a node is given twice, or two nodes are described by one tensor: a tensor
+    that came twice would be taken for its last place in all of them, and that would be kept for others.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx  # takes a while to import, so only when it is used
 
     results: list[Any] = []
@@ -65,5 +75,10 @@ def _trace(
         return pytree.tree_leaves(results[0])
 
     with fake_mode():
-        traced = make_fx(compute)(*map(value_of, nodes))
+        traced = make_fx(compute)(*map(_like, nodes))
     return traced.graph, pytree.tree_structure(results[0])
+
+
+def _like(node: fx.Node) -> torch.Tensor:
+    value = value_of(node)
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)

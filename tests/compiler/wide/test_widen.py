@@ -17,6 +17,8 @@ from poptorch.capture import Call
 from poptorch.capture.record import capture_training
 from poptorch.compiler.passes import run_passes
 from poptorch.compiler.wide import CannotWiden, widen
+from poptorch.compiler.wide.rules import RULES as RULES_OF_OPS
+from poptorch.compiler.wide.rules import of_one_shape
 from poptorch.ir import OutputRole, StepGraph, verify
 from poptorch.ir.python import as_function
 from poptorch.optim.plan import plan_optimizers
@@ -200,3 +202,55 @@ def test_draws_that_depend_on_data_keep_micro_batches_apart() -> None:
     graph = narrow_step(Applied(lambda x, w, v: torch.bernoulli(x.sigmoid()) * v), torch.ones(2, 6))
     with pytest.raises(CannotWiden, match="depend on data"):
         widen(graph, 2, 1, averages=True)
+
+
+class Averaged(Applied):
+    """The mean of the function itself, so that the gradient there is the same for all micro-batches."""
+
+    def forward(self, x):
+        y = self.function(x, self.w, self.v)
+        return y, poptorch.identity_loss(y.mean(), reduction="none")
+
+
+@pytest.mark.parametrize("function", [F.gelu, F.logsigmoid, F.silu, F.softplus])
+@pytest.mark.parametrize("rows", [lambda x, v: x * v, lambda x, v: (x * v)[:, None]], ids=["rows", "a dimension more"])
+def test_a_gradient_that_all_micro_batches_share_meets_values_of_their_own(function, rows) -> None:
+    x = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
+    assert compare(Averaged(lambda x, w, v: function(rows(x, v))), 4, x) == 0
+
+
+def known_arguments(op, tensors) -> list | None:
+    """Arguments for a call of an op; None if it needs others than tensors and numbers."""
+    numbers = {"number": 0.5, "float": 0.5, "int": 1, "bool": False}
+    types = [str(each.type) for each in op._schema.arguments if not each.has_default_value()]
+    if any(kind not in numbers and kind != "Tensor" for kind in types):
+        return None
+    given = iter(tensors)
+    return [next(given, None) if kind == "Tensor" else numbers[kind] for kind in types]
+
+
+def elementwise_ops() -> list:
+    """All ops of PyTorch's that compute each element by itself, from tensors and numbers."""
+    packets = [getattr(aten, name) for name in dir(aten)]
+    ops = [getattr(packet, name) for packet in packets if hasattr(packet, "overloads") for name in packet.overloads()]
+    ops = [op for op in ops if torch.Tag.pointwise in op.tags and not op._schema.is_mutable]
+    return [op for op in ops if known_arguments(op, []) is not None and RULES_OF_OPS.get(op) is not of_one_shape]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+def test_elementwise_ops_repeat_tensors_of_all_micro_batches(dtype) -> None:
+    """What the rule for them relies on; those that cannot are in a list, and get tensors of one shape."""
+    generator = torch.Generator().manual_seed(0)
+    one, many = ((torch.rand(shape, generator=generator) * 4).to(dtype) + 1 for shape in ((8, 4), (3, 8, 4)))
+    compared = 0
+    for op in elementwise_ops():
+        count = sum(str(argument.type) == "Tensor" for argument in op._schema.arguments)
+        for place in range(count if count > 1 else 0):
+            tensors = [one if index == place else many for index in range(count)]
+            try:
+                expected = op(*known_arguments(op, [tensor.expand(3, 8, 4).contiguous() for tensor in tensors]))
+            except (RuntimeError, NotImplementedError):
+                continue  # not for this type
+            torch.testing.assert_close(op(*known_arguments(op, tensors)), expected, equal_nan=True, msg=str(op))
+            compared += 1
+    assert compared > 100

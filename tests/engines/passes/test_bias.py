@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import poptorch
 from poptorch.engines.passes.bias import add_bias_last, add_biases_last
+from poptorch.ir.python import as_function
 from rewrites import after as rewritten
 from rewrites import changes, targets
 
@@ -72,3 +73,27 @@ def test_a_matrix_that_is_added_is_not_a_bias():
     executor = poptorch.inferenceModel(Sum(), poptorch.Options().engine("eager"))
     executor(torch.randn(3, 3), torch.randn(3, 3))
     assert not changes(executor, add_biases_last)
+
+
+class Products(nn.Module):
+    """A product of what two layers that are alike give, and the product of one with itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.bias = nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        a, b = self.a(x), self.b(x)
+        squared, mixed = torch.addmm(self.bias, a, a), torch.addmm(self.bias, a, b)
+        return squared.tanh(), mixed.tanh(), a.tanh() + b.sin()
+
+
+def test_layers_that_are_alike_keep_their_own_operands():
+    executor = poptorch.inferenceModel(Products(), poptorch.Options().engine("eager"))
+    x = torch.randn(4, 4)
+    expected = executor(x)
+    assert changes(executor, add_biases_last)
+    graph, state = rewritten(executor, add_biases_last), dict(executor.named_parameters())
+    found = as_function(graph.ops, "step")(*(state.get(spec.name, x) for spec in graph.signature.inputs))
+    torch.testing.assert_close(tuple(found), expected)

@@ -131,6 +131,13 @@ def pointwise(writer: Writer, op: Op) -> Result | None:
     return writer.as_stacked(_typed(writer, op, apply(writer, op, aligned)))
 
 
+def of_one_shape(writer: Writer, op: Op) -> Result:
+    """Ops that compute each element by itself, but do not repeat a tensor along dimensions that others have."""
+    bring, place = _form(writer, op.operands, ())
+    node = apply(writer, op, bring)
+    return writer.as_stacked(node) if place is None else writer.as_folded(node, place)
+
+
 def _common_fold(wides: Sequence[Wide], shape: tuple[int, ...]) -> int | None:
     """The dimension of the result along which all operands can be folded, or be the same for all rows."""
     rank = len(shape)
@@ -354,6 +361,7 @@ RULES: dict[Any, Rule] = {
         ),
         reshape,
     ),
+    **dict.fromkeys((aten.gelu_backward.default, aten.log_sigmoid_backward.default), of_one_shape),
     aten.copy.default: overwrite,
     **dict.fromkeys((aten.t.default, aten.transpose.int, aten.permute.default), transpose),
     aten.expand.default: expand,
