@@ -60,6 +60,32 @@ def test_both_engines_draw_the_same_numbers():
     assert len(results[0].unique()) == results[0].numel()
 
 
+class DrawsForTurned(torch.nn.Module):
+    """Dropout of tensors whose rows are columns in memory, before and after numbers that depend on data."""
+
+    def __init__(self, after: bool) -> None:
+        super().__init__()
+        self.weight, self.after = torch.nn.Parameter(torch.ones(3)), after
+
+    def forward(self, x):
+        turned = (torch.bernoulli(x * 0.5) + 1 if self.after else x).t()
+        dropped = torch.nn.functional.dropout(turned, 0.5) + torch.empty_like(turned).normal_()
+        wide = torch.nn.functional.dropout(turned[:, None].expand(-1, 2, -1), 0.5)
+        return dropped.t(), poptorch.identity_loss((wide[:, 0].t() * self.weight).sum(), reduction="none")
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_both_engines_draw_the_same_numbers_for_tensors_of_any_layout(after):
+    results = []
+    for engine, together in (("eager", False), ("eager", not after), ("inductor", False), ("inductor", not after)):
+        options = poptorch.Options().engine(engine).randomSeed(3).replicationFactor(2).runSideBySide(together)
+        model = DrawsForTurned(after)
+        training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+        results.append([torch.stack([training(torch.ones(8, 3))[0] for _ in range(2)]), model.weight.detach()])
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0])
+
+
 @pytest.mark.inductor
 def test_numbers_that_are_returned_stay_what_they_are(engine):
     class Returned(torch.nn.Module):

@@ -18,7 +18,7 @@ import torch
 from torch import Generator, Tensor, fx
 
 from poptorch.engines.draws import FILLS, Op, overload_with_generator, replica_of, taking_generator
-from poptorch.ir import value_of
+from poptorch.ir import fake_mode, value_of
 
 aten = torch.ops.aten
 
@@ -34,9 +34,18 @@ class Draw:
     dtype: torch.dtype
     own: Generator | None
     replica: int = 0  # whose generator it is, if not one of the user's
+    order: tuple[int, ...] | None = None  # strides in whose order numbers are drawn, where memory has others
 
     def memory(self) -> Tensor:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+
+    def into(self, memory: Tensor, generator: Generator) -> Callable[[], Any]:
+        """What fills memory with new numbers."""
+        generator = self.own or generator
+        if self.order is None:
+            return partial(self.fill, memory, *self.args, generator=generator)
+        ordered = torch.empty_strided(self.shape, self.order, dtype=self.dtype)
+        return lambda: memory.copy_(self.fill(ordered, *self.args, generator=generator))
 
 
 class Draws:
@@ -45,8 +54,7 @@ class Draws:
     def __init__(self, draws: Sequence[Draw], generators: Sequence[Generator]) -> None:
         self.memory = [draw.memory() for draw in draws]
         self._fills = [
-            partial(draw.fill, tensor, *draw.args, generator=draw.own or generators[draw.replica])
-            for draw, tensor in zip(draws, self.memory, strict=True)
+            draw.into(tensor, generators[draw.replica]) for draw, tensor in zip(draws, self.memory, strict=True)
         ]
 
     def next(self) -> None:
@@ -92,7 +100,17 @@ def prepared(node: fx.Node) -> Draw | None:
     if any(isinstance(arg, fx.Node) for arg in args):
         return None
     layout = (tuple(value.shape), tuple(value.stride()), value.dtype)
-    return Draw(fill, args, *layout, own, replica_of(node))  # pyright: ignore
+    order = operand_order(node)
+    return Draw(fill, args, *layout, own, replica_of(node), None if order == layout[1] else order)  # pyright: ignore
+
+
+def operand_order(node: fx.Node) -> tuple[int, ...] | None:
+    """The strides in whose order an op draws that overwrites its operand, which are not always those of its result."""
+    if node.target not in FILLS:
+        return None
+    (operand,) = node.all_input_nodes
+    with fake_mode():
+        return tuple(torch.empty_like(value_of(operand)).stride())
 
 
 # Draws that depend on data call back from native code. What they draw from is known to the thread that runs the code.
@@ -141,7 +159,8 @@ _TORCH = "torch"  # the key of an object that stands for a type or a memory form
 def _run(name: str, overload: str, tensors: Sequence[Tensor], arguments: str, number: int) -> Any:
     op, args, kwargs = _parse(name, overload, tensors, arguments)
     generator = _CURRENT.generator if number == _OF_DEVICE else _GENERATORS[number]
-    return taking_generator(op)(*args, generator=generator, **kwargs)
+    drawn = taking_generator(op)(*args, generator=generator, **kwargs)
+    return drawn.contiguous() if op is aten.bernoulli.p else drawn  # as the op gives it, however its operand lies
 
 
 def _describe(name: str, overload: str, tensors: Sequence[Tensor], arguments: str, number: int) -> Any:

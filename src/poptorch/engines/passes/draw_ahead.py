@@ -19,7 +19,7 @@ from torch import Generator, fx
 from poptorch.engines.control_flow import all_nodes
 from poptorch.engines.draws import draws
 from poptorch.engines.host import Host
-from poptorch.engines.native_draws import call_back, prepared
+from poptorch.engines.native_draws import call_back, operand_order, prepared
 from poptorch.ir import (
     Direction,
     GraphBuilder,
@@ -160,12 +160,12 @@ def _add_call_back(builder: GraphBuilder, node: fx.Node, earlier: fx.Node | None
 
 
 def _drawing(specs: dict[fx.Node, InputSpec]) -> StepGraph:
-    """The graph that draws; of an operand that is overwritten only the size counts."""
+    """The graph that draws; of an operand that is overwritten only size and order count."""
     builder = GraphBuilder()
     for node, spec in specs.items():
         arguments = list(node.args)
         if arguments and isinstance(arguments[0], fx.Node):
-            like = (list(spec.shape), list(spec.stride))
+            like = (list(spec.shape), list(operand_order(node) or spec.stride))
             arguments[0] = builder.call(_note(node), aten.empty_strided.default, *like, dtype=spec.dtype)
         drawn = builder.call_as(_note(node), value_of(node), node.target, *arguments, **node.kwargs)  # pyright: ignore
         builder.output(OutputSpec(spec.name, OutputRole.USER_OUTPUT), drawn)
