@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch.processes import find_place
+from poptorch.processes import connect, find_place
 
 ROWS = 3  # of a micro-batch
 
@@ -295,6 +295,39 @@ def stall_then_go_on(seconds):
     try:
         training(torch.tensor([here]))
     except poptorch.Error as error:
+        return error.message
+    return ""
+
+
+def agree_and_leave(seconds):
+    """The first process ends as soon as all have agreed, and the store ends with it; the others take their time."""
+    here = find_place()
+    group = connect(here.index, here.count)
+    if here.index:
+        look = group._board.has
+        group._board.has = lambda name: (time.sleep(seconds), look(name))[1]
+    group.agree("testing")
+    if here.index == 0:
+        group.close()
+        os._exit(0)
+    return "agreed"
+
+
+def fail_and_leave(seconds):
+    """Process 1 dies. The first one ends as soon as it knows, and the store ends with it; others look later."""
+    _, training = lookups()
+    here, group = find_place(), connect(find_place().index, find_place().count)
+    training(torch.tensor([0]))
+    if here.index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    look = group._culprit
+    group._culprit = lambda: (time.sleep(seconds * here.index), look())[1]
+    try:
+        training(torch.tensor([0]))
+    except poptorch.Error as error:
+        if here.index == 0:
+            group.close()
+            os._exit(0)
         return error.message
     return ""
 

@@ -10,8 +10,10 @@ import torch
 
 from company import Company, Raised
 from process_cases import (
+    agree_and_leave,
     compile_differently,
     compile_on_all_but,
+    fail_and_leave,
     lookups,
     raise_once,
     raise_then,
@@ -86,6 +88,22 @@ def test_a_process_that_comes_too_late_learns_why_the_others_are_gone():
     company.close()
     assert first.startswith("process 1 of 2 did not take part in an exchange within 1 s")
     assert late.startswith("process 0 of 2 has given up, like all others: this process kept them waiting")
+
+
+def test_the_first_process_ends_after_the_others_know_what_was_agreed_on():
+    company = Company(3, POPTORCH_TIMEOUT=str(SECONDS))
+    company.start(agree_and_leave, 0.5)
+    found = company.results()
+    company.close()
+    assert found == [None, "agreed", "agreed"]
+
+
+def test_the_first_process_ends_after_the_others_know_who_failed():
+    company = Company(3, POPTORCH_TIMEOUT=str(SECONDS))
+    company.start(fail_and_leave, 0.5)
+    *_, last = company.results()
+    company.close()
+    assert last.startswith("process 1 of 3 has died or cannot be reached")
 
 
 def test_an_error_that_is_over_is_not_blamed_for_a_later_one():
