@@ -13,10 +13,12 @@ from process_cases import (
     agree_and_leave,
     compile_differently,
     compile_on_all_but,
+    contradict_once,
     fail_and_leave,
     lookups,
     raise_once,
     raise_then,
+    save_on_all_but,
     stall_then_go_on,
     train_until,
 )
@@ -47,6 +49,27 @@ def test_what_one_process_raises_ends_the_call_of_all_and_training_goes_on(compa
     for _, weight in found:
         torch.testing.assert_close(weight, module.table.weight.detach())
         assert torch.equal(weight, found[0][1])
+
+
+def test_a_value_that_one_process_contradicts_ends_the_call_of_all_and_training_goes_on(company):
+    found = company.run(contradict_once, 3)
+    expected = torch.tensor([[-0.1 * 2 * (1 + 3)] * 2])  # of the first step and the third
+    for rank, (texts, weight) in enumerate(found):
+        (text,) = texts
+        assert text.startswith(f"{'GuardError' if rank == 3 else 'ProcessError'} in step 1:")
+        assert rank == 3 or "process 3 of 4 has raised GuardError" in text
+        assert torch.equal(weight, found[0][1])
+    torch.manual_seed(1)
+    torch.testing.assert_close(found[0][1], torch.nn.Linear(2, 1).weight.detach() + expected)
+
+
+def test_what_one_process_raises_while_saving_is_raised_by_all_and_the_last_checkpoint_stays(company, tmp_path):
+    for rank, (texts, progress) in enumerate(company.run(save_on_all_but, 1, tmp_path)):
+        full, last_progress, loaded = texts[0], texts[1], texts[2]
+        assert "No space left on device" in full
+        assert last_progress.startswith("TypeError" if rank == 1 else "ProcessError")
+        assert rank == 1 or "process 1 of 4 failed while saving a checkpoint: TypeError" in last_progress
+        assert (loaded, progress) == (1, 4)
 
 
 def test_what_one_process_raises_while_compiling_is_raised_by_all(company):
