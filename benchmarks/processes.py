@@ -2,8 +2,10 @@
 
     python -m benchmarks.processes [--engine inductor] [--seconds 2] [--workloads cnn bert-mini]
 
-Rounds of one process, during which the other sleeps, and rounds of both take turns. Bytes and CPU times do not depend
-on what else the machine does; the ratio of samples per second does, and needs two cores that are free.
+Rounds of one process, during which the other sleeps, and rounds of both take turns. Bytes do not depend on what else
+the machine does. The ratio of samples per second does, and needs two cores that are free: what is shown are the medians
+of the rounds in which others used the machine least, and how many cores they used even then. The bound is the ratio
+that a program would have that takes, beside the time of one process, only that of a bare `all_reduce` of its gradients.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from benchmarks.workloads import WORKLOADS
 from poptorch.executable import Reduce
 from poptorch.processes import find_place
 
-PROCESSES, ROUNDS = 2, 9
+PROCESSES, ROUNDS, QUIET = 2, 18, 6
 _ACKNOWLEDGED = 120  # where Linux's `struct tcp_info` has the bytes that were sent and arrived
 
 
@@ -45,6 +47,8 @@ class Scaling:
     alone_cpu_ms: float
     together_cpu_ms: float  # of each process
     reduce_ms: float  # of it, to add up gradients, waiting included
+    bare_ms: float  # of an all-reduce of as many bytes, when nothing else is done
+    others: float  # cores that other programs used meanwhile
     sent: float  # bytes of each process and update
     least: float  # that an all-reduce of these gradients sends at least
 
@@ -53,12 +57,27 @@ class Scaling:
         """Samples per second of two processes, against one."""
         return PROCESSES * self.alone_ms / self.together_ms
 
+    @property
+    def bound(self) -> float:
+        """The ratio if a second process cost nothing but an all-reduce."""
+        return PROCESSES * self.alone_ms / (self.alone_ms + self.bare_ms)
+
     def __str__(self) -> str:
         cpu = self.together_cpu_ms / self.alone_cpu_ms
-        return (
-            f"{self.workload:<12}{self.ratio:>8.2f}{self.alone_ms:>10.2f}{self.together_ms:>10.2f}"
-            f"{self.reduce_ms:>10.2f}{cpu:>8.2f}{self.sent / 1e6:>10.3f}{self.least / 1e6:>10.3f}"
-        )
+        numbers = (self.ratio, self.bound, self.alone_ms, self.together_ms, self.reduce_ms, self.bare_ms, cpu)
+        sizes = (self.sent / 1e6, self.least / 1e6)
+        columns = [f"{x:>8.2f}" for x in numbers] + [f"{x:>9.3f}" for x in sizes] + [f"{self.others:>8.2f}"]
+        return f"{self.workload:<12}{''.join(columns)}"
+
+
+@dataclass(frozen=True)
+class Round:
+    """Seconds of a call, of its processor time, and how many cores other programs used meanwhile."""
+
+    wall: float
+    cpu: float
+    others: float
+    reduce: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,12 +102,19 @@ class Network:
 
 
 def prediction(found: Scaling, network: Network) -> list[str]:
-    """Samples per second that more processes, each on a core of its own, would bring; computed, not measured."""
-    lines = [f"  {'processes':>9}{'reduce ms':>12}{'speed-up':>10}{'of ideal':>10}   (computed from these numbers)"]
+    """What more processes, each on a core of its own, would bring; computed, not measured.
+
+    As the schedule is: gradients are added up after the micro-batches of an update, one or sixteen. And if all of the
+    exchange could hide behind the computation of one.
+    """
+    yields = f"{'G=1':>8}{'hidden':>8}{'G=16':>8}"
+    lines = [f"  {'processes':>9}{'reduce ms':>12}{'speed-up':>10}   of ideal:{yields}   (computed from these numbers)"]
     for processes in (2, 8, 64, 1024):
         reduce = network.all_reduce_ms(found.least * PROCESSES / 2 / (PROCESSES - 1), processes)
-        share = found.alone_ms / (found.alone_ms + reduce)
-        lines.append(f"  {processes:>9}{reduce:>12.2f}{processes * share:>10.1f}{share:>10.0%}")
+        one = found.alone_ms
+        shares = (one / (one + reduce), one / max(one, reduce), 16 * one / (16 * one + reduce))
+        columns = "".join(f"{share:>8.0%}" for share in shares)
+        lines.append(f"  {processes:>9}{reduce:>12.2f}{processes * shares[0]:>10.1f}{'':>12}{columns}")
     return lines
 
 
@@ -100,7 +126,7 @@ def _reducing(size: int) -> Callable[[], Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default="inductor", choices=["inductor", "eager"])
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a round")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a round")
     parser.add_argument("--workloads", nargs="+", default=["cnn", "bert-mini"], choices=list(WORKLOADS))
     given = parser.parse_args()
     if "RANK" not in os.environ:
@@ -108,8 +134,8 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     if find_place().index == 0:
-        columns = ["ratio", "1 ms", "2 ms", "reduce", "CPU", "MB sent", "MB least"]
-        widths = [8, 10, 10, 10, 8, 10, 10]
+        columns = ["ratio", "bound", "1 ms", "2 ms", "reduce", "bare", "CPU", "MB sent", "MB least", "others"]
+        widths = [8, 8, 8, 8, 8, 8, 8, 9, 9, 8]
         titles = "".join(f"{name:>{width}}" for name, width in zip(columns, widths, strict=True))
         print(f"{'workload':<12}{titles}", flush=True)
     for name in given.workloads:
@@ -136,36 +162,50 @@ def _start(arguments: list[str]) -> None:
 
 
 def measure(name: str, engine: str, seconds: float) -> Scaling:
-    """The median of rounds that take turns."""
+    """The medians of those rounds, which take turns, in which the machine did least for others."""
     (alone, _), (together, trace) = _call(name, engine, 1), _call(name, engine, PROCESSES)
     count = _updates(together, seconds)
-    ones, twos, reduces = list[tuple[float, float]](), list[tuple[float, float]](), list[float]()
-    sent = 0
+    ones, twos, sent = list[Round](), list[Round](), 0
     for _ in range(ROUNDS):
-        distributed.barrier()
-        if find_place().index == 0:
-            ones.append(_round(alone, count))
-        distributed.barrier()
+        ones.append(_watched(alone if find_place().index == 0 else None, count))
         before = _bytes_sent()
-        twos.append(_round(together, count))
+        found = _watched(together, count)
         sent += _bytes_sent() - before
-        spans = trace().spans
-        reduces.append(sum(span.end - span.begin for span in spans if isinstance(span.instruction, Reduce)))
+        spans = [span for span in trace().spans if isinstance(span.instruction, Reduce)]
+        twos.append(replace(found, reduce=sum(span.end - span.begin for span in spans)))
     model = WORKLOADS[name].training_model()
     gradients = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    ones = ones or twos
-    wall_one, wall_two = (1e3 * statistics.median(wall for wall, _ in rounds) for rounds in (ones, twos))
-    cpu_one, cpu_two = (1e3 * statistics.median(cpu for _, cpu in rounds) for rounds in (ones, twos))
+    one, two = _typical(ones), _typical(twos)
     return Scaling(
         name,
-        wall_one,
-        wall_two,
-        cpu_one,
-        cpu_two,
-        reduce_ms=1e3 * statistics.median(reduces),
+        1e3 * one.wall,
+        1e3 * two.wall,
+        1e3 * one.cpu,
+        1e3 * two.cpu,
+        reduce_ms=1e3 * two.reduce,
+        bare_ms=1e3 * min(_round(_reducing(gradients // 4), 20)[0] for _ in range(5)),
+        others=max(one.others, two.others),
         sent=sent / ROUNDS / count,
         least=2 * (PROCESSES - 1) / PROCESSES * gradients,
     )
+
+
+def _watched(call: Callable[[], Any] | None, count: int) -> Round:
+    """A round of this process, or none, while the others have one or none too."""
+    distributed.barrier()
+    begun, busy = time.perf_counter(), _busy()
+    wall, cpu = (0.0, 0.0) if call is None else _round(call, count)
+    elapsed, busy = time.perf_counter() - begun, _busy() - busy
+    ours = torch.tensor([cpu * count])
+    distributed.all_reduce(ours)
+    return Round(wall, cpu, max(0.0, busy - float(ours)) / elapsed)
+
+
+def _typical(rounds: Sequence[Round]) -> Round:
+    """The medians of the quietest rounds."""
+    quiet = sorted(rounds, key=lambda each: each.others)[:QUIET]
+    columns = zip(*((each.wall, each.cpu, each.others, each.reduce) for each in quiet), strict=True)
+    return Round(*(statistics.median(column) for column in columns))
 
 
 def _call(name: str, engine: str, processes: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
@@ -201,6 +241,15 @@ def _round(call: Callable[[], Any], count: int) -> tuple[float, float]:
 def _cpu() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
+
+
+def _busy() -> float:
+    """Seconds for which the cores of this machine have worked, for anybody; 0 where that is not known."""
+    try:
+        _, user, nice, system, _, _, interrupts, soft, *_ = Path("/proc/stat").read_text().splitlines()[0].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, (user, nice, system, interrupts, soft))) / os.sysconf("SC_CLK_TCK")
 
 
 def _bytes_sent() -> int:

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 import poptorch
-from poptorch.processes import find_place
+from poptorch.model.processes import Companions
+from poptorch.options import resolve
+from poptorch.processes import connect, find_place
 
 ROWS = 3  # of a micro-batch
 
@@ -116,12 +118,11 @@ def train_all(cases):
 
 
 class Lookup(nn.Module):
-    """A table, whose indices may be wrong, and a call of Python, which may raise."""
+    """A table, whose indices may be wrong."""
 
     def __init__(self):
         super().__init__()
         self.table = nn.Embedding(8, 3)
-        self.fails = False
 
     def forward(self, index):
         y = self.table(index)
@@ -147,6 +148,73 @@ def raise_once(rank):
         except poptorch.Error as error:
             texts.append(f"{type(error).__name__} in step {step}: {error.message}")
     return texts, module.table.weight.detach()
+
+
+class Guarded(nn.Module):
+    """A layer that reads a value, which later batches may contradict."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 1)
+
+    def forward(self, x):
+        if x.sum() > 0:
+            x = x * 2
+        return poptorch.identity_loss(self.fc(x), reduction="sum")
+
+
+def contradict_once(rank):
+    """The second batch of one process contradicts the first, which its program only finds out when it has run."""
+    here, texts = find_place().index, []
+    torch.manual_seed(1)
+    module = Guarded()
+    training = poptorch.trainingModel(
+        module, poptorch.Options().engine("eager"), torch.optim.SGD(module.parameters(), 0.1)
+    )
+    for step in range(3):
+        sign = -1.0 if (here, step) == (rank, 1) else 1.0
+        try:
+            training(torch.full((1, 2), sign * (step + 1)))
+        except poptorch.Error as error:
+            texts.append(f"{type(error).__name__} in step {step}: {error.message}")
+    return texts, module.fc.weight.detach()
+
+
+def save_on_all_but(rank, folder):
+    """One process cannot write the second checkpoint, nor name its progress in the third; all go on after that."""
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    _, training = lookups()
+    here, texts = find_place().index, []
+    training(torch.tensor([0]))
+    training.saveCheckpoint(folder, 1)
+    write = FileSystemWriter.write_data
+    for attempt in (2, 3, 4):
+        if (here, attempt) == (rank, 2):
+            FileSystemWriter.write_data = _is_full  # pyright: ignore[reportAttributeAccessIssue]
+        progress = {1, 2} if (here, attempt) == (rank, 3) else attempt
+        try:
+            training.saveCheckpoint(folder, progress)
+        except (poptorch.Error, TypeError) as error:
+            texts.append(f"{type(error).__name__}: {error}")
+        FileSystemWriter.write_data = write
+        if attempt == 3:
+            texts.append(training.loadCheckpoint(folder))
+    return texts, training.loadCheckpoint(folder)
+
+
+def _is_full(*_):
+    raise OSError(28, "No space left on device")
+
+
+def advise_caching(caches):
+    """What is said about the cache when processes connect that compile native code."""
+    settings = resolve(poptorch.Options(), training=True)
+    settings = replace(settings, files=replace(settings.files, caches=caches))
+    written = io.StringIO()
+    with contextlib.redirect_stderr(written):
+        Companions(nn.Linear(1, 1), settings).connect("inductor")
+    return written.getvalue()
 
 
 def compile_on_all_but(rank):
@@ -295,6 +363,39 @@ def stall_then_go_on(seconds):
     try:
         training(torch.tensor([here]))
     except poptorch.Error as error:
+        return error.message
+    return ""
+
+
+def agree_and_leave(seconds):
+    """The first process ends as soon as all have agreed, and the store ends with it; the others take their time."""
+    here = find_place()
+    group = connect(here.index, here.count)
+    if here.index:
+        look = group._board.has
+        group._board.has = lambda name: (time.sleep(seconds), look(name))[1]
+    group.agree("testing")
+    if here.index == 0:
+        group.close()
+        os._exit(0)
+    return "agreed"
+
+
+def fail_and_leave(seconds):
+    """Process 1 dies. The first one ends as soon as it knows, and the store ends with it; others look later."""
+    _, training = lookups()
+    here, group = find_place(), connect(find_place().index, find_place().count)
+    training(torch.tensor([0]))
+    if here.index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    look = group._culprit
+    group._culprit = lambda: (time.sleep(seconds * here.index), look())[1]
+    try:
+        training(torch.tensor([0]))
+    except poptorch.Error as error:
+        if here.index == 0:
+            group.close()
+            os._exit(0)
         return error.message
     return ""
 

@@ -65,6 +65,16 @@ def test_what_forward_changes_is_written_by_every_micro_batch_before_the_update_
     assert state["w"].tolist() == [2 * 10 - (1 + 3), 2 * 10 - (2 + 6)]
 
 
+def test_a_single_run_writes_its_gradient_over_what_is_there_and_nobody_clears_it():
+    step, update = split_update(step_graph(), settings(ReductionType.Sum), runs=1)
+    state = {spec.name: torch.full(spec.shape, 7.0) for each in (step, update) for spec in each.signature.state}
+    run(step, state, torch.tensor([1.0, 2.0]))
+    assert state["w:accumulator"].tolist() == [1, 2]
+    run(update, state)
+    assert state["w:accumulator"].tolist() == [1, 2]
+    assert "w:accumulator" not in update.signature.written
+
+
 def test_a_running_mean_counts_its_gradients_and_a_sum_does_not():
     def names(strategy):
         step, _ = split_update(step_graph(), settings(strategy=strategy), runs=2)

@@ -10,11 +10,15 @@ import torch
 
 from company import Company, Raised
 from process_cases import (
+    agree_and_leave,
     compile_differently,
     compile_on_all_but,
+    contradict_once,
+    fail_and_leave,
     lookups,
     raise_once,
     raise_then,
+    save_on_all_but,
     stall_then_go_on,
     train_until,
 )
@@ -45,6 +49,27 @@ def test_what_one_process_raises_ends_the_call_of_all_and_training_goes_on(compa
     for _, weight in found:
         torch.testing.assert_close(weight, module.table.weight.detach())
         assert torch.equal(weight, found[0][1])
+
+
+def test_a_value_that_one_process_contradicts_ends_the_call_of_all_and_training_goes_on(company):
+    found = company.run(contradict_once, 3)
+    expected = torch.tensor([[-0.1 * 2 * (1 + 3)] * 2])  # of the first step and the third
+    for rank, (texts, weight) in enumerate(found):
+        (text,) = texts
+        assert text.startswith(f"{'GuardError' if rank == 3 else 'ProcessError'} in step 1:")
+        assert rank == 3 or "process 3 of 4 has raised GuardError" in text
+        assert torch.equal(weight, found[0][1])
+    torch.manual_seed(1)
+    torch.testing.assert_close(found[0][1], torch.nn.Linear(2, 1).weight.detach() + expected)
+
+
+def test_what_one_process_raises_while_saving_is_raised_by_all_and_the_last_checkpoint_stays(company, tmp_path):
+    for rank, (texts, progress) in enumerate(company.run(save_on_all_but, 1, tmp_path)):
+        full, last_progress, loaded = texts[0], texts[1], texts[2]
+        assert "No space left on device" in full
+        assert last_progress.startswith("TypeError" if rank == 1 else "ProcessError")
+        assert rank == 1 or "process 1 of 4 failed while saving a checkpoint: TypeError" in last_progress
+        assert (loaded, progress) == (1, 4)
 
 
 def test_what_one_process_raises_while_compiling_is_raised_by_all(company):
@@ -86,6 +111,22 @@ def test_a_process_that_comes_too_late_learns_why_the_others_are_gone():
     company.close()
     assert first.startswith("process 1 of 2 did not take part in an exchange within 1 s")
     assert late.startswith("process 0 of 2 has given up, like all others: this process kept them waiting")
+
+
+def test_the_first_process_ends_after_the_others_know_what_was_agreed_on():
+    company = Company(3, POPTORCH_TIMEOUT=str(SECONDS))
+    company.start(agree_and_leave, 0.5)
+    found = company.results()
+    company.close()
+    assert found == [None, "agreed", "agreed"]
+
+
+def test_the_first_process_ends_after_the_others_know_who_failed():
+    company = Company(3, POPTORCH_TIMEOUT=str(SECONDS))
+    company.start(fail_and_leave, 0.5)
+    *_, last = company.results()
+    company.close()
+    assert last.startswith("process 1 of 3 has died or cannot be reached")
 
 
 def test_an_error_that_is_over_is_not_blamed_for_a_later_one():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from company import Company, Raised
-from process_cases import compile_natively, go_on_from_file, load_what_is_not_there, look, lookups
+from process_cases import advise_caching, compile_natively, go_on_from_file, load_what_is_not_there, look, lookups
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,13 @@ def test_data_anchors_counters_and_the_log(company, tmp_path):
         assert ("a warning" in each["log"]) == (rank == 0)
         assert "an error" in each["log"]
         assert ("[process 1]" in each["log"]) == (rank == 1)
+
+
+@pytest.mark.parametrize("caches", [False, True])
+def test_without_the_cache_a_warning_recommends_it(company, caches):
+    first, second = company.run(advise_caching, caches)
+    assert ("with Options.enableExecutableCaching(path) one of them does" in first) is not caches
+    assert "enableExecutableCaching" not in second  # warnings are those of the first process
 
 
 @pytest.mark.long

@@ -1,7 +1,8 @@
 """Cut a training step into the part that runs for every micro-batch and the part that runs once per update.
 
 The first part adds each gradient to an accumulator, in place, or keeps the mean of those so far. The second part
-reduces the accumulators, applies the update rules, and leaves the accumulators at zero for the next round.
+reduces the accumulators, applies the update rules, and leaves the accumulators at zero for the next round. Where an
+update has one run only, there is nothing to add: a gradient is written over what the accumulator had before.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ def split_update(graph: StepGraph, settings: Settings, runs: int) -> tuple[StepG
         for name, gradient in gradients.items()
     }
     running, divisor = _mean(settings, runs)
-    step = _micro_step(graph, gradients, accumulators, running=running)
+    added = frozenset(name for name, gradient in gradients.items() if runs > 1 or gradient.target in _OF_FEW_ROWS)
+    step = _micro_step(graph, gradients, accumulators, added, running=running)
     rounded = frozenset(name for name, dtype in types.items() if dtype is None)
-    return step, _update(graph, gradients, accumulators, divisor, rounded, running=running)
+    return step, _update(graph, gradients, accumulators, divisor, rounded, added, running=running)
 
 
 def _mean(settings: Settings, runs: int) -> tuple[bool, int]:
@@ -110,12 +112,18 @@ def drop_intermediates(graph: StepGraph) -> StepGraph:
     return builder.build(graph.name, guards=graph.guards, constants=graph.constants, graphs=graph.graphs)
 
 
+_OF_FEW_ROWS = (aten.embedding_dense_backward.default,)  # engines add those rows, and leave the others as they are
 _ADDING, _UPDATING = Note(Direction.BACKWARD), Note(Direction.UPDATE)
 _COUNT = InputSpec("accumulated:count", Role.ACCUMULATOR, (), torch.float32, ())  # gradients in a running mean
 
 
 def _micro_step(
-    graph: StepGraph, gradients: dict[str, fx.Node], accumulators: dict[str, InputSpec], *, running: bool
+    graph: StepGraph,
+    gradients: dict[str, fx.Node],
+    accumulators: dict[str, InputSpec],
+    added: frozenset[str],  # the gradients that are added to what is there; the others take its place
+    *,
+    running: bool,
 ) -> StepGraph:
     builder = GraphBuilder()
     needed = _used_outside_update(graph)
@@ -136,13 +144,13 @@ def _micro_step(
         weight = builder.call(_ADDING, aten.reciprocal.default, now)
     for name, spec in accumulators.items():
         total = totals[name]
-        added = builder.cast(_ADDING, builder.copies[gradients[name]], spec.dtype)
+        new = builder.cast(_ADDING, builder.copies[gradients[name]], spec.dtype)
         if weight is not None:  # the new mean is the old one, moved towards the gradient
-            away = builder.call(_ADDING, aten.sub.Tensor, added, total)
-            added = builder.call(_ADDING, aten.mul.Tensor, away, weight)
-        builder.output(
-            OutputSpec(spec.name, OutputRole.NEW_VALUE), builder.call(_ADDING, aten.add.Tensor, total, added)
-        )
+            away = builder.call(_ADDING, aten.sub.Tensor, new, total)
+            new = builder.call(_ADDING, aten.mul.Tensor, away, weight)
+        if name in added:
+            new = builder.call(_ADDING, aten.add.Tensor, total, new)
+        builder.output(OutputSpec(spec.name, OutputRole.NEW_VALUE), new)
     return builder.build("micro_step", guards=graph.guards, constants=graph.constants, graphs=graph.graphs)
 
 
@@ -171,6 +179,7 @@ def _update(
     accumulators: dict[str, InputSpec],
     divisor: int,
     rounded: frozenset[str],  # the gradients that enter the update in the type that they had before they were added up
+    added: frozenset[str],  # those that are added to zero in the next round
     *,
     running: bool,
 ) -> StepGraph:
@@ -182,15 +191,13 @@ def _update(
             copied = builder.input(spec, node)
             if spec.name in changed_before:  # the micro-steps wrote it already
                 builder.copies[changed_before[spec.name]] = copied
-    cleared: dict[str, fx.Node] = {}
-    for name, spec in accumulators.items():
-        cleared[spec.name] = builder.input(spec)
-        builder.copies[gradients[name]] = cleared[spec.name]
+    totals = {name: builder.input(spec) for name, spec in accumulators.items()}
+    cleared = {accumulators[name].name: total for name, total in totals.items() if name in added}
     if running:
         cleared[_COUNT.name] = builder.input(_COUNT)
     for name, spec in accumulators.items():
         gradient, chosen = gradients[name], None if name in rounded else spec.dtype
-        total = reduced(builder, _UPDATING, cleared[spec.name], chosen, value_of(gradient).dtype, divisor)
+        total = reduced(builder, _UPDATING, totals[name], chosen, value_of(gradient).dtype, divisor)
         builder.copies[gradient] = total
     builder.copy(node for node in graph.ops.nodes if is_update(node))
     for spec, node in graph.outputs:

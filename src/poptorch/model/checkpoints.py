@@ -85,9 +85,10 @@ def save(training: Training, folder: Path, progress: Any, keep: int, group: Grou
     """Write a checkpoint that is complete or not there at all; all processes must do so. Gives its folder."""
     from torch.distributed.checkpoint import FileSystemWriter, save  # takes a while, so only when needed
 
-    about = json.dumps({"progress": progress})  # raises for what is no plain data, before anything is written
     with _together(group, "saving a checkpoint", folder):
+        about = json.dumps({"progress": progress})  # raises for what is no plain data, before anything is written
         number = 1 + max(_numbers(folder), default=0)
+    with _together(group, "saving a checkpoint", folder):
         number = number if group is None else group.number_of_first(number)
         unfinished, finished = folder / f"{_UNFINISHED}{number:06d}", folder / f"{number:06d}"
         if group is None or group.index == 0:

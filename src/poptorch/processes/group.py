@@ -101,6 +101,7 @@ class Group(Team):
                 self._board.write(f"verdict/{number}", json.dumps(self._verdict(number, facts)))
             self._await(f"verdict/{number}", 0)
             verdict = json.loads(self._board.read(f"verdict/{number}"))
+            self._board.write(f"seen/{number}/{self.index}", "")
         except distributed.DistError as gone:
             raise self._store_is_gone() from gone
         if verdict is not None and error is None:
@@ -243,6 +244,24 @@ class Group(Team):
             self.tell(error)
         with suppress(distributed.DistError):
             self._pulse.stop()
+            self._wait_for_readers()
+
+    def _wait_for_readers(self) -> None:
+        """The store may end with process 0: the others, if they live, first read what was agreed on and who failed."""
+        end = time.monotonic() + 2 * watch_seconds()
+        for rank in range(1, self.count) if self.index == 0 else ():
+            while self._still_reads(rank) and time.monotonic() < end:
+                time.sleep(_LOOK_SECONDS)
+
+    def _still_reads(self, rank: int) -> bool:
+        if not self._board.has(f"sign/{rank}"):
+            return False
+        sign, last = self._sign(rank), self._meetings - 1
+        if sign.has_ended:
+            return False
+        if self._pulse.blames is not None:
+            return not sign.failure
+        return last >= 0 and not self._board.has(f"seen/{last}/{rank}")
 
 
 def connect(index: int, count: int) -> Group:

@@ -66,7 +66,8 @@ class Pulse:
     def __init__(self, write: Callable[[str], Any]) -> None:
         self._write = write
         self._number = 0
-        self._failure, self._blames = "", None
+        self._failure = ""
+        self.blames: int | None = None  # the process that made this one fail
         self.exchanges = 0
         self._lock, self._is_over = threading.Lock(), threading.Event()
         self._main = threading.main_thread().ident
@@ -79,18 +80,18 @@ class Pulse:
         with self._lock:
             self._number += 1
             line, over = user_line(self._main), self._is_over.is_set()
-            self._write(Sign(self._number, self.exchanges, line, self._failure, self._blames, over).as_text())
+            self._write(Sign(self._number, self.exchanges, line, self._failure, self.blames, over).as_text())
 
     def fail(self, error: BaseException, blames: int | None = None) -> None:
         """Say what this process has raised, and which process that was because of."""
         last = str(error).strip().splitlines()
-        self._failure, self._blames = f"{type(error).__name__}: {last[0] if last else ''}".rstrip(": "), blames
+        self._failure, self.blames = f"{type(error).__name__}: {last[0] if last else ''}".rstrip(": "), blames
         self.beat()
 
     def forget(self) -> None:
         """What was raised is over: the program goes on."""
         if self._failure:
-            self._failure, self._blames = "", None
+            self._failure, self.blames = "", None
             self.beat()
 
     def stop(self) -> None:
