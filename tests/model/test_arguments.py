@@ -136,6 +136,30 @@ def test_zero_sized_tensor():
         wrap(Constant())(torch.randn(0, 2, 5, 5))
 
 
+NO_MEMORY_OF_THE_HOST = {
+    "sparse": (lambda x: x.to_sparse(), "sparse_coo tensor, but a compiled program works on dense ones"),
+    "of oneDNN": (lambda x: x.to_mkldnn(), "_mkldnn tensor, but a compiled program works on dense ones"),
+    "nested": (
+        lambda x: torch.nested.as_nested_tensor(list(x)),
+        "nested tensor, but a compiled program works on dense",
+    ),
+    "without numbers": (lambda x: x.to("meta"), "on the device meta, but a compiled program takes tensors of the host"),
+}
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize(("make", "text"), NO_MEMORY_OF_THE_HOST.values(), ids=NO_MEMORY_OF_THE_HOST)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_are_not_numbers_side_by_side_in_memory(make, text, engine):
+    """Native code would read memory that is not there, and the process would end."""
+    model, x = poptorch.inferenceModel(nn.ReLU(), poptorch.Options().engine(engine)), torch.ones(2, 4)
+    for _ in range(2):
+        for call in (lambda x: model(x), lambda x: model(input=x)):
+            with pytest.raises(poptorch.Error, match=text):
+                call(make(x))
+        assert torch.equal(model(x), x)
+
+
 def test_zero_dimensional_tensor():
     assert wrap(Add())(torch.tensor(1.0), torch.tensor(2.0)).item() == 3
 

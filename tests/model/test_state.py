@@ -244,3 +244,33 @@ def test_an_input_may_be_a_negated_view(engine):
     assert x.is_neg()
     assert x.is_contiguous()
     assert poptorch.inferenceModel(Scale(), poptorch.Options().engine(engine))(x).tolist() == [-6.0]
+
+
+class Shifted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("shift", torch.ones(3))
+
+    def forward(self, x):
+        return poptorch.identity_loss((x * self.weight + self.shift).square(), reduction="mean")
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("make", [lambda x: x.to("meta"), lambda x: x.to_sparse()], ids=["without numbers", "sparse"])
+@pytest.mark.parametrize("kind", ["buffer", "state"])
+def test_state_that_is_no_memory_of_the_host_is_refused(kind, make, engine):
+    """Native code would end the process."""
+    model = Shifted()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    training = poptorch.trainingModel(model, poptorch.Options().engine(engine), optimizer)
+    training(torch.ones(2, 3))
+    table, key = (model._buffers, "shift") if kind == "buffer" else (optimizer.state[model.weight], "exp_avg")
+    before, weight = table[key], model.weight.detach().clone()
+    table[key] = make(before)
+    with pytest.raises(poptorch.Error, match=r"on the device meta|with the layout torch\.sparse_coo"):
+        training(torch.ones(2, 3))
+    assert torch.equal(model.weight, weight)
+    table[key] = before
+    training(torch.ones(2, 3))
+    assert not torch.equal(model.weight, weight)

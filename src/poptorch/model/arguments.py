@@ -159,7 +159,9 @@ class CallSpec(Arguments):
 
     def _is_flat_match(self, args: tuple[Any, ...]) -> bool:
         for value, shape, dtype in zip(args, self.shapes, self.dtypes, strict=True):
-            if type(value) is not torch.Tensor or value.shape != shape or value.dtype != dtype:
+            if type(value) is not torch.Tensor or value.is_nested or value.shape != shape or value.dtype != dtype:
+                return False
+            if not value.is_cpu or value.layout is not torch.strided:  # native code reads memory, and asks nobody
                 return False
         return True
 
@@ -213,6 +215,7 @@ class CallSpec(Arguments):
     def _compare_tensor(self, name: str, leaf: Leaf, value: Any) -> None:
         if not isinstance(value, torch.Tensor):
             _type_mismatch(name, torch.Tensor, value)
+        _check_memory(name, value)
         shape, dtype = self.shapes[leaf.index], self.dtypes[leaf.index]
         if value.dtype != dtype:
             _mismatch(f"Type mismatch for {name}: expected {dtype} but got {value.dtype}")
@@ -245,6 +248,7 @@ def _warn_once(warned: set[str], text: str) -> None:
 
 
 def _check_supported(name: str, tensor: torch.Tensor) -> None:
+    _check_memory(name, tensor)
     if tensor.numel() == 0:
         raise Error(f"Zero-sized tensors are unsupported (Got shape {list(tensor.shape)}) for argument {name}.")
     if tensor.dtype not in _DTYPES:
@@ -255,11 +259,23 @@ def _check_supported(name: str, tensor: torch.Tensor) -> None:
                 fix=f"convert it to one of {names}",
             )
         )
-    if tensor.layout is not torch.strided:
+
+
+def _check_memory(name: str, tensor: torch.Tensor) -> None:
+    """A program takes numbers that lie side by side in the memory of the host."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
         raise Error(
             explain(
-                f"argument {name} is a {tensor.layout} tensor, but a compiled program works on dense ones.",
-                fix=f"pass {name}.to_dense()",
+                f"argument {name} is a {'nested' if tensor.is_nested else tensor.layout} tensor, "
+                "but a compiled program works on dense ones.",
+                fix=f"pass {name}.to_padded_tensor(value)" if tensor.is_nested else f"pass {name}.to_dense()",
+            )
+        )
+    if not tensor.is_cpu:
+        raise Error(
+            explain(
+                f"argument {name} is on the device {tensor.device}, but a compiled program takes tensors of the host.",
+                fix="pass a tensor with numbers" if tensor.is_meta else f"pass {name}.cpu()",
             )
         )
 

@@ -13,6 +13,7 @@ import torch
 from poptorch.errors import OptimizerStateError, explain
 from poptorch.executable import Shard
 from poptorch.ir import InputSpec, with_stride
+from poptorch.model.program_state import whereabouts
 from poptorch.processes import Team
 
 
@@ -82,7 +83,8 @@ class OwnRows:
 
 def misshapen(tensor: torch.Tensor, wanted: InputSpec) -> str:
     return explain(
-        f"the optimiser has {wanted.key} of shape {list(tensor.shape)} for parameter {wanted.owner}, "
+        f"the optimiser has {wanted.key} of shape {list(tensor.shape)}{whereabouts(tensor)} "
+        f"for parameter {wanted.owner}, "
         f"which needs {list(wanted.shape)}.",
         reason="a state dictionary of another model was loaded, or the entry was replaced",
         fix="load the state that belongs to this model, or clear the optimiser's state",

@@ -21,7 +21,15 @@ from poptorch.model.clock import clocks_of
 from poptorch.model.modes import ModuleWatch, replaced_error
 from poptorch.model.optimizers import OptimizerSet
 from poptorch.model.own_rows import OwnRows, misshapen
-from poptorch.model.program_state import HostLayouts, ProgramState, Rows, Strides, registered_tensor, table_of
+from poptorch.model.program_state import (
+    HostLayouts,
+    ProgramState,
+    Rows,
+    Strides,
+    registered_tensor,
+    table_of,
+    whereabouts,
+)
 from poptorch.model.replacement import check_optimizers, fits
 from poptorch.model.seats import Seats
 from poptorch.optim.gradients import check_scaling
@@ -295,7 +303,7 @@ class OwnedState:
                 known.update(self._initial_state(group, index, parameter, missing))
             for key, spec in layout.items():
                 tensor, host = known[key], self._layouts.host(spec)
-                if tuple(tensor.shape) != host.shape:
+                if tuple(tensor.shape) != host.shape or whereabouts(tensor):
                     raise OptimizerStateError(misshapen(tensor, host))
                 entries[key] = with_stride(tensor.to(spec.dtype), host.stride)
                 found[spec.name] = entries[key]

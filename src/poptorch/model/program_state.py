@@ -150,10 +150,11 @@ def registered_tensor(module: nn.Module, spec: InputSpec) -> torch.Tensor:
     tensor = _look_up(table, attribute)
     if (
         tensor is None
+        or whereabouts(tensor)
         or tuple(tensor.shape) != spec.shape
         or (tensor.dtype != spec.dtype and not is_widened(module, spec.name, tensor.dtype, spec.dtype))
     ):
-        now = "missing" if tensor is None else f"{tensor.dtype} of shape {list(tensor.shape)}"
+        now = "missing" if tensor is None else f"{tensor.dtype} of shape {list(tensor.shape)}{whereabouts(tensor)}"
         raise ArgumentError(
             explain(
                 f"{spec.role.value} {spec.name} is {now}, but the model was compiled with "
@@ -162,6 +163,12 @@ def registered_tensor(module: nn.Module, spec: InputSpec) -> torch.Tensor:
             )
         )
     return tensor
+
+
+def whereabouts(tensor: torch.Tensor) -> str:
+    """Where a tensor is, for an error; nothing if a program can work on it, which reads memory and asks nobody."""
+    where = "" if tensor.is_cpu else f" on the device {tensor.device}"
+    return where if tensor.layout is torch.strided else f"{where} with the layout {tensor.layout}"
 
 
 def _look_up(table: Any, key: Any) -> Any:
