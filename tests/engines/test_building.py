@@ -55,7 +55,8 @@ def load(content: bytes, tmp_path: Path) -> ctypes.CDLL:
 def finish(build: Build, *kernels: str, calls: str = CALLS) -> bytes:
     for kernel in kernels:
         build.add_kernel(kernel)
-    build.finish(calls)
+    build.add_calls(calls)
+    build.finish()
     return build.content()
 
 
@@ -70,6 +71,36 @@ def test_long_kernels_are_compiled_as_they_come(new_build, tmp_path):
     assert len(build._parts) == 1  # although nothing calls it yet
     assert load(finish(build, THRICE), tmp_path).both(7) == 42
     assert compiled(tmp_path) == ["-O1", "-O2", "-O2", "-shared"]
+
+
+def test_functions_of_several_parts_share_files_and_are_linked_once(new_build, tmp_path):
+    build = new_build()
+    for number in range(2):  # each says for itself what it includes, and calls what is static alike
+        build.add_kernel(f'extern "C" int kernel{number}(int x) {{ return x + {number}; }}\n')
+        build.add_calls(
+            f'#include <cstdlib>\nextern "C" int kernel{number}(int);\n'
+            f"static int twice(int x) {{ return 2 * std::abs(kernel{number}(x)); }}\n"
+            'extern "C" int inductor_entry_cpp(int x) { return twice(x); }\n'
+        )
+    build.finish()
+    library = load(build.content(), tmp_path)
+    assert build.entries == ["inductor_entry_cpp_0", "inductor_entry_cpp_1"]
+    assert [getattr(library, entry)(-7) for entry in build.entries] == [14, 12]
+    assert compiled(tmp_path) == ["-O1", "-O2", "-shared"]
+
+
+def test_long_calls_are_compiled_as_they_come(new_build, tmp_path):
+    build = new_build()
+    build.add_kernel(TWICE + THRICE)
+    build.add_calls(CALLS + LONG)
+    assert len(build._parts) == 1
+    build.finish()
+    assert load(build.content(), tmp_path).both(7) == 42
+
+
+def test_without_functions_there_is_nothing_to_compile(new_build, tmp_path):
+    new_build().finish()
+    assert compiled(tmp_path) == []
 
 
 def test_nothing_is_left_behind(new_build, tmp_path):
@@ -108,7 +139,8 @@ def test_a_module_whose_generation_fails_is_not_built(new_build, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         _generate_and_fail(build)
     assert not list(tmp_path.glob("poptorch-build-*"))
-    build.finish(CALLS)
+    build.add_calls(CALLS)
+    build.finish()
     with pytest.raises(Stopped):
         build.content()
 
@@ -124,6 +156,7 @@ def test_all_builds_end_if_one_of_them_fails(new_build):
     with pytest.raises(KeyboardInterrupt):
         fail()
     first, _ = found
-    first.finish(CALLS)
+    first.add_calls(CALLS)
+    first.finish()
     with pytest.raises(Stopped):
         first.content()

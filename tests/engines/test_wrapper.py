@@ -19,13 +19,13 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def sources(monkeypatch):
     """The code around kernels of all modules that are built."""
     found: list[str] = []
-    finish = Build.finish
+    add = Build.add_calls
 
     def recording(build: Build, calls: str) -> None:
         found.append(calls)
-        finish(build, calls)
+        add(build, calls)
 
-    monkeypatch.setattr(Build, "finish", recording)
+    monkeypatch.setattr(Build, "add_calls", recording)
     return found
 
 

@@ -1,7 +1,10 @@
-"""One module of native code from its parts: kernels, which are compiled as they come, and the code that calls them.
+"""One module of native code for a program: kernels, which are compiled as they come, and the code that calls them.
 
 Kernels do arithmetic on memory, include the headers for vectors, and are optimised as far as the compiler can. The code
 that calls them is long and simple: optimising it takes much time and gains nothing. Both are compiled in parallel.
+
+A program has one function for each of its parts. They share files and are linked once, because most of the time for a
+short file, and all of it for a link, has nothing to do with what is in it.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -20,10 +24,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
+from poptorch.engines.code import Library
 from poptorch.engines.compilers import Job
 from poptorch.engines.headers import BACKGROUND, IN, OUT, Header, find
 
-_BATCH_LINES = 700  # of kernels in a file: more files use more processors, but each costs a start
+_ENTRY = "inductor_entry_cpp"  # what Inductor calls the function for Python, its module, and what makes this
+_INCLUDE = re.compile(r"^\s*#include .*$", re.MULTILINE)
+_BATCH_LINES = 700  # in a file: more files use more processors, but each costs a start
 _BATCH_LINES_PARSING = 2000  # the same where each file has to read all headers
 _WAIT_SECONDS = 2 * 3600.0
 T = TypeVar("T")
@@ -49,9 +56,12 @@ class Build:
         self._find_tools, self._objects = find_tools, objects
         self._job = Job()
         self._waiting: list[str] = []  # kernels that are not being compiled yet
+        self._waiting_calls: list[str] = []
         self._parts: list[Future[Path]] = []
         self._linked: Future[bytes] | None = None
-        self.kernels = 0
+        self.entries: list[str] = []  # the functions for Python
+        self.kernels = 0  # since the last of them
+        self.library = Library(self.content, self.entries)
         open_builds = _OPEN.get()
         if open_builds is not None:
             open_builds.append(self)
@@ -71,14 +81,28 @@ class Build:
         """Compile one more kernel, together with some others."""
         self._waiting.append(source)
         self.kernels += 1
-        limit = _BATCH_LINES_PARSING if find(self.tools.kernels) is None else _BATCH_LINES
-        if sum(text.count("\n") for text in self._waiting) >= limit:
-            self._compile_waiting()
+        self._compile_long(self._waiting, self.tools.kernels)
 
-    def _compile_waiting(self) -> None:
-        if self._waiting:
-            self._compile("\n".join(self._waiting), self.tools.kernels)
-            self._waiting = []
+    def add_calls(self, source: str) -> None:
+        """Compile the code that calls the kernels since the last such code, as one more function for Python."""
+        entry = f"{_ENTRY}_{len(self.entries)}"
+        includes = "\n".join(dict.fromkeys(_INCLUDE.findall(source)))
+        own = _INCLUDE.sub("", source).replace(_ENTRY, entry)
+        self._waiting_calls.append(f"{includes}\nnamespace of_{entry} {{\n{own}\n}}\n")
+        self.entries.append(entry)
+        self.kernels = 0
+        self._compile_long(self._waiting_calls, self.tools.calls)
+
+    def _compile_long(self, waiting: list[str], header: Header) -> None:
+        """Compile what waits if it is worth a file."""
+        limit = _BATCH_LINES_PARSING if find(header) is None else _BATCH_LINES
+        if sum(text.count("\n") for text in waiting) >= limit:
+            self._compile_all(waiting, header)
+
+    def _compile_all(self, waiting: list[str], header: Header) -> None:
+        if waiting:
+            self._compile("\n".join(waiting), header)
+            waiting.clear()
 
     def _compile(self, source: str, header: Header) -> None:
         self._parts.append(in_thread(partial(self._object, source, header, self._folder.name)))
@@ -101,11 +125,12 @@ class Build:
             part.replace(kept)
         return made
 
-    def finish(self, calls: str) -> None:
-        """Compile the rest: the code that calls the kernels."""
-        self._compile_waiting()
-        self._compile(calls, self.tools.calls)
-        self._linked = in_thread(self._link)
+    def finish(self) -> None:
+        """Nothing is added any more: compile the rest, and link everything, if there is anything."""
+        if self.entries:
+            self._compile_all(self._waiting, self.tools.kernels)
+            self._compile_all(self._waiting_calls, self.tools.calls)
+            self._linked = in_thread(self._link)
 
     def content(self) -> bytes:
         """The module, as soon as all of it is built."""

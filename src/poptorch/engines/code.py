@@ -1,6 +1,7 @@
 """Native code in memory: what was built now, or bytes of it that are loaded again.
 
-Such code is a Python extension module with one function, which takes and gives handles of tensors.
+Such code is a library that holds Python extension modules with one function each, which has the name of its module, and
+takes and gives handles of tensors.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-_ENTRY = "inductor_entry_cpp"  # the name of module and function
 to_handles: Callable[[list[torch.Tensor]], list[Any]] = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors  # pyright: ignore
 to_tensors: Callable[[list[Any]], list[torch.Tensor]] = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs  # pyright: ignore
 
@@ -34,7 +35,8 @@ class NativeCode:
     function: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
     native: Callable[[Any], Any] | None
     writes_in_place: bool  # otherwise it returns new values after the others
-    content: bytes | None = None  # the bytes to load the same code from, unless there is more to it: calls of Python
+    content: bytes | None = None  # the library to load the same code from, unless there is more to it: calls of Python
+    entry: str = ""  # its name there
 
     @classmethod
     def of(cls, function: Any, *, writes_in_place: bool) -> NativeCode:
@@ -45,49 +47,68 @@ class NativeCode:
         native = deferred.get()
         if "constants_tensor" in function.__code__.co_varnames:
             return cls(function, None, writes_in_place)  # a wrapper that adds tensors of its own
-        return cls(function, native, writes_in_place, deferred.content if writes_in_place else None)
+        content = deferred.library.codes[deferred.entry].content if writes_in_place else None
+        return cls(function, native, writes_in_place, content, deferred.entry)
 
 
+class Library:
+    """What is being built: functions that are there as soon as somebody asks for one, when no more are added."""
+
+    def __init__(self, wait: Callable[[], bytes], entries: Sequence[str]) -> None:
+        self._wait, self._entries = wait, entries
+
+    @cached_property
+    def codes(self) -> dict[str, NativeCode]:
+        """All functions by their names; waits until they are there. Raises what went wrong."""
+        return load_codes(self._wait(), self._entries)
+
+
+@dataclass(frozen=True)
 class Deferred:
-    """The function of a module that is being built: what becomes one as soon as somebody asks."""
+    """A function of a library that is being built."""
 
-    def __init__(self, wait: Callable[[], bytes]) -> None:
-        self._wait = wait
-        self._native: Any = None
-        self.content: bytes | None = None
+    library: Library
+    entry: str
 
     def get(self) -> Callable[[Any], Any]:
         """The function itself; waits until it is there. Raises what went wrong."""
-        if self._native is None:
-            self.content = self._wait()
-            self._native = load_code(self.content).native
-        return self._native
+        native = self.library.codes[self.entry].native
+        assert native is not None
+        return native
 
     def __call__(self, handles: Any) -> Any:
         return self.get()(handles)
 
 
-def load_code(content: bytes) -> NativeCode:
-    """Code from bytes that were the `content` of code that writes in place. This runs it: the bytes must be ours."""
+def load_codes(content: bytes, entries: Iterable[str]) -> dict[str, NativeCode]:
+    """Codes from bytes that were the `content` of codes that write in place, by their names in there.
+
+    This runs them: the bytes must be ours.
+    """
     # What the module asks for when it is loaded: how to find the memory of a tensor.
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(
         torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # pyright: ignore
     )
-    name = f"poptorch_{hashlib.sha256(content).hexdigest()}.{_ENTRY}"  # Python tells modules apart by path and name
+    digest = hashlib.sha256(content).hexdigest()
     with _as_file(content) as path:
-        loader = importlib.machinery.ExtensionFileLoader(name, path)
-        spec = importlib.util.spec_from_file_location(name, path, loader=loader)
-        assert spec is not None
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
+        return {entry: _load(content, path, f"poptorch_{digest}.{entry}", entry) for entry in entries}
+
+
+def _load(content: bytes, path: str, name: str, entry: str) -> NativeCode:
+    """Code from a file with this content; Python tells modules apart by path and name."""
+    loader = importlib.machinery.ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
     sys.modules.pop(name, None)  # tools that read the files of all modules would wait for whatever the path is then
     module.__file__ = None
-    native = getattr(module, _ENTRY)
+    native = getattr(module, entry)
 
     def function(arguments: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         return to_tensors(native(to_handles(arguments)))
 
-    return NativeCode(function, native, writes_in_place=True, content=content)
+    return NativeCode(function, native, writes_in_place=True, content=content, entry=entry)
 
 
 _LOADED = itertools.count(1)

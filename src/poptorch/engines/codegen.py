@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from poptorch._logging import without_remarks
-from poptorch.engines.building import building
+from poptorch.engines.building import Build, building
 from poptorch.engines.code import NativeCode
 from poptorch.engines.control_flow import WithControlFlow, all_nodes
 from poptorch.engines.decompositions import allow_call, decompositions, runs_in_pytorch
@@ -42,7 +42,7 @@ from poptorch.engines.private import (
 )
 from poptorch.engines.toolchain import find_compiler
 from poptorch.engines.vectors import SEARCH
-from poptorch.engines.wrapper import CONFIG, new_build, our_wrapper
+from poptorch.engines.wrapper import CONFIG, our_wrapper
 from poptorch.ir import OutputRole, StepGraph, insert, value_of
 
 _CONFIG: dict[str, Any] = {
@@ -56,10 +56,12 @@ _CONFIG: dict[str, Any] = {
 }
 
 
-def generate(graph: StepGraph, *, has_images: bool = False, is_careful: bool = False) -> Callable[[], NativeCode]:
+def generate(
+    graph: StepGraph, build: Build, *, has_images: bool = False, is_careful: bool = False
+) -> Callable[[], NativeCode]:
     """Code for a graph; if that takes vectors of any length, for all of them, and for its own length in particular.
 
-    It is being compiled when this returns: the function that this gives waits for it.
+    It is a part of what is built. The function that this gives waits until that is finished.
     If it `has_images`, intermediate results have their channels innermost as well. A careful attempt leaves out a part
     of Inductor that was seen to fail.
     """
@@ -74,7 +76,7 @@ def generate(graph: StepGraph, *, has_images: bool = False, is_careful: bool = F
         final = write_in_place(decomposed, written_positions(graph)) if writes_in_place else decomposed
         _keep_layouts(final.graph, graph)
         state = range(len(graph.signature.state))
-        with our_wrapper(), building(new_build()):
+        with our_wrapper(), building(build):
             compiled = compile_fx_inner(final, inputs, static_input_idxs=state, cpp_wrapper=True)
     function = getattr(compiled, "current_callable", compiled)  # a graph without ops is handed back as it is
     return partial(NativeCode.of, function, writes_in_place=writes_in_place)

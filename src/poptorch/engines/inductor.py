@@ -26,6 +26,7 @@ from poptorch.engines.passes.draw_ahead import DRAWS
 from poptorch.engines.passes.native import CAREFUL, NATIVE
 from poptorch.engines.toolchain import CannotBuild, Problem, broken
 from poptorch.engines.vectors import SEARCH
+from poptorch.engines.wrapper import new_build
 from poptorch.errors import EngineError, explain
 from poptorch.executable import Program
 from poptorch.ir import StepGraph
@@ -102,13 +103,15 @@ def _kernel(program: Program, graph: StepGraph, host: Host, *, is_careful: bool 
     cut = cut_at_calls(graph)
     images = any(spec.owner in host.channels_last for spec in program.state)
     known = {**graph.graphs, **(cut.own or {})}
-    names = tuple(dict.fromkeys(part.graph for part in cut.parts))
+    names = sorted({part.graph for part in cut.parts}, key=lambda name: (-known[name].count_ops(), name))
     if not cut.is_whole:
         logger.debug("%s: %d parts of %d kinds", program.name, len(cut.parts), len(names))
     begun: dict[str, Callable[[], NativeCode]] = {}
-    for number, name in enumerate(names, start=1):
+    build = new_build()
+    for number, name in enumerate(names, start=1):  # long ones first, so that what remains in the end is short
         with nullcontext() if cut.is_whole else working_on(f"part {number} of {len(names)}"):
-            begun[name] = generate(known[name], has_images=images, is_careful=is_careful)
+            begun[name] = generate(known[name], build, has_images=images, is_careful=is_careful)
+    build.finish()
 
     def finish() -> NativeKernel:
         return NativeKernel(

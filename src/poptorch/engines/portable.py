@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poptorch.engines.calls import Cut, Part, Source, View
-from poptorch.engines.code import NativeCode, load_code
+from poptorch.engines.code import NativeCode, load_codes
 from poptorch.engines.engine import Kernel
 from poptorch.engines.host import Host, run_host_passes, unobserved
 from poptorch.engines.host_state import HostState
@@ -69,12 +69,14 @@ def make_portable(kernels: Mapping[str, Kernel]) -> Portable | None:
 
 
 def _kernel_data(kernel: NativeKernel, codes: list[bytes]) -> Data:
-    def number(code: NativeCode) -> int:
+    def place(code: NativeCode) -> tuple[int, str]:
+        """Where code is: in which library, and under which name."""
         content = code.content
         if content is None:
             raise FormatError("there is more to this code than its bytes")
-        codes.append(content)
-        return len(codes) - 1
+        if not any(content is known for known in codes):
+            codes.append(content)
+        return next(number for number, known in enumerate(codes) if content is known), code.entry
 
     return {
         "given": kernel.state.given,
@@ -86,7 +88,7 @@ def _kernel_data(kernel: NativeKernel, codes: list[bytes]) -> Data:
         "places": kernel.cut.returned,
         "views": [_source_data(source) for source in kernel.cut.views],
         "kept": list(map(input_data, kernel.cut.kept)),
-        "codes": {name: number(code) for name, code in kernel.codes.items()},
+        "codes": {name: place(code) for name, code in kernel.codes.items()},
         "returned": kernel.returned,
         "written": kernel.written,
     }
@@ -108,11 +110,15 @@ def _source_data(source: Source) -> Data:
 def kernels_from(kept: Portable) -> dict[str, Kernel]:
     """The kernels again. This loads their code, and so runs it."""
     keep_freed_memory()
-    codes = [load_code(content) for content in kept.codes]
+    entries: list[dict[str, None]] = [{} for _ in kept.codes]
+    for data in kept.kernels.values():
+        for number, entry in data["codes"].values():
+            entries[number][entry] = None
+    codes = [load_codes(content, names) for content, names in zip(kept.codes, entries, strict=True)]
     return {name: _kernel(data, codes) for name, data in kept.kernels.items()}
 
 
-def _kernel(data: Data, codes: Sequence[NativeCode]) -> NativeKernel:
+def _kernel(data: Data, codes: Sequence[Mapping[str, NativeCode]]) -> NativeKernel:
     parts = [
         Part(name, tuple(operands), first, results, tuple(dropped))
         for name, operands, first, results, dropped in data["parts"]
@@ -127,7 +133,7 @@ def _kernel(data: Data, codes: Sequence[NativeCode]) -> NativeKernel:
             tuple(map(_source, data["views"])),
             tuple(map(input_from, data["kept"])),
         ),
-        {name: codes[number] for name, number in data["codes"].items()},
+        {name: codes[number][entry] for name, (number, entry) in data["codes"].items()},
         data["returned"],
         tuple(data["written"]),
     )

@@ -64,6 +64,10 @@ class Wrapper(CppWrapperCpu):
         assert _THEIR_IMPORT in code.value, "Inductor loads what it has generated in another way"
         return dataclasses.replace(code, value=code.value.replace(_THEIR_IMPORT, _OUR_IMPORT, 1)), kernels
 
+    def next_kernel_suffix(self) -> str:
+        """What makes names of kernels differ, also from those of other parts of the program."""
+        return f"{len(current_build().entries)}_{super().next_kernel_suffix()}"
+
     def define_kernel(
         self,
         kernel_name: str,
@@ -161,14 +165,15 @@ class BackgroundCodeCache(CppWrapperCodeCache):
     @classmethod
     def load_pybinding(cls, *args: Any, **options: Any) -> Deferred:
         cls.load_pybinding_async(*args, **options)
-        return Deferred(current_build().content)
+        build = current_build()
+        return Deferred(build.library, build.entries[-1])
 
     @classmethod
     def load_async(cls, main_code: str, *_: Any, optimized_code: str | None = None, **__: Any) -> Any:
         build = current_build()
         kernels = (optimized_code or "").count(f"#include <{_KERNEL_INCLUDES[0]}>")
         assert kernels == build.kernels, f"{kernels} kernels are called, but {build.kernels} were handed over"
-        build.finish(main_code)
+        build.add_calls(main_code)
         return build.content
 
 
@@ -185,7 +190,7 @@ def our_wrapper() -> Iterator[None]:
 
 
 def new_build() -> Build:
-    """A module to be built with the tools that Inductor would use."""
+    """A library to be built with the tools that Inductor would use."""
     folder = Path(cache_folder(), "poptorch")
     folder.mkdir(mode=0o700, exist_ok=True)
     return Build(_tools, folder)

@@ -24,8 +24,13 @@ def shows_other(node: fx.Node) -> bool:
     return is_view(node) or node.target in _ALSO_VIEWS
 
 
-def with_views(ops: Iterable[fx.Node], inside: Collection[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Ops in order with the views that lead to their operands, and what those show that is not `inside`."""
+def with_views(
+    ops: Iterable[fx.Node], inside: Collection[fx.Node], taken: Collection[fx.Node] = ()
+) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Ops in order with the views that lead to their operands, and what those show that is not `inside`.
+
+    Views that are `taken` from outside are not repeated.
+    """
     copied: list[fx.Node] = []
     seen: set[fx.Node] = set()
     outside: list[fx.Node] = []
@@ -34,7 +39,7 @@ def with_views(ops: Iterable[fx.Node], inside: Collection[fx.Node]) -> tuple[lis
         if node in seen or node in inside:
             return
         seen.add(node)
-        if not shows_other(node):
+        if not shows_other(node) or node in taken:
             outside.append(node)
             return
         for used in node.all_input_nodes:

@@ -70,12 +70,13 @@ def copy_node(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node])
     """The same op at the end of another graph, on the copies of its operands.
 
     Arguments come second: PyTorch would search those that come with a new node for symbols, which are not in graphs.
+    They are set past the node's own `__setattr__`, which would enter it once more among all that call the same op.
     """
     copied = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
-    copied.args = fx.map_arg(node.args, copies.__getitem__)  # pyright: ignore[reportAttributeAccessIssue]
+    object.__setattr__(copied, "args", fx.map_arg(node.args, copies.__getitem__))
     if node.kwargs:
-        copied.kwargs = fx.map_arg(node.kwargs, copies.__getitem__)  # pyright: ignore[reportAttributeAccessIssue]
-    copied.meta = dict(node.meta)
+        object.__setattr__(copied, "kwargs", fx.map_arg(node.kwargs, copies.__getitem__))
+    copied.meta.update(node.meta)
     return copied
 
 

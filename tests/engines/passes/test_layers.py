@@ -240,6 +240,16 @@ def test_forward_and_backward_pass_are_one_graph_each():
 
 
 @pytest.mark.usefixtures("small")
+def test_the_first_and_the_last_layer_are_like_the_others_also_if_they_are_given_a_view():
+    stack = [nn.Linear(5, 4), *[Residual(dropout=0.0) for _ in range(6)], nn.Flatten(), nn.Linear(12, 2)]
+    executor = trained(Stack(*stack), torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0)))
+    outlined = host_graph(executor, 3)
+    check(host_graph(executor, 0), outlined)
+    found = layer_calls(outlined)
+    assert (found.count("layer0"), found.count("layer1")) == (6, 6)
+
+
+@pytest.mark.usefixtures("small")
 def test_each_occurrence_drops_out_something_else():
     outlined = residual_graph()
     drawn = {node for spec, node in outlined.inputs if spec.name.startswith("drawn:")}

@@ -13,8 +13,8 @@ Compilers take longer than twice the time for a program of twice the length. Cod
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -140,14 +140,14 @@ class _Sequence:
         """What is done with gradients, and parts of results, right after what they use; the others as they were."""
         self.moved: set[fx.Node] = set()
         updates_by_calls = any(node.target is call_graph for node in ops)
-        heights = self._heights(ops)
+        heights, ends = self._heights(ops), self._ends(ops)
         anchors: dict[fx.Node, int] = {}
         for index, node in enumerate(ops):
             latest = max(self._used(node), key=lambda used: anchors.get(used, -1), default=None)
             anchors[node] = index
             if latest is None or latest not in anchors or runs_of(node):
                 continue
-            is_last = _direction(node) is Direction.BACKWARD and heights[node] <= _FEW_STEPS
+            is_last = _direction(node) is Direction.BACKWARD and heights[node] <= _FEW_STEPS and len(ends[node]) < 2
             may_move = is_last or (_direction(node) is Direction.UPDATE and updates_by_calls)
             of_gradient = _direction(latest) is Direction.BACKWARD or latest in self.moved
             if node.target is operator.getitem or (may_move and of_gradient):
@@ -167,6 +167,20 @@ class _Sequence:
                 if each in heights:
                     heights[each] = max(heights[each], above)
         return heights
+
+    def _ends(self, ops: Sequence[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:
+        """Where what each op computes ends, up to two places: in calls that update, or in what is written."""
+        written = {self._shown[n] for spec, n in self.graph.outputs if spec.role is OutputRole.NEW_VALUE}
+        ends: defaultdict[fx.Node, frozenset[fx.Node]] = defaultdict(frozenset)
+        for node in reversed(ops):
+            used = self._used(node)
+            if node in written:
+                ends[node] |= {node}
+            after = frozenset({node}) if runs_of(node) else ends[node] if len(used) <= _MANY_OPERANDS else frozenset()
+            for each in used:
+                if len(ends[each]) < 2:
+                    ends[each] |= after
+        return ends
 
     def _find_writable(self) -> dict[fx.Node, list[tuple[fx.Node, int]]]:
         """For each op, the inputs that its result is the new value of, and up to where their old value is read.
@@ -188,8 +202,7 @@ class _Sequence:
         tokens = [numbers.setdefault(self._token(node), len(numbers)) for node in self.ops]
         by_key: defaultdict[Hashable, list[_Occurrence]] = defaultdict(list)
         for repeat in find_repeats(tokens, fewest):
-            for start, end in self._stretches(repeat):
-                occurrence = self._occurrence(start, end)
+            for occurrence in self._aligned([self._occurrence(*ends) for ends in self._stretches(repeat)]):
                 by_key[occurrence.key].append(occurrence)
         long = [alike for alike in by_key.values() if len(alike) > 1 and len(alike[0].ops) >= _FEWEST_OPS // 2]
         saved = sum((len(alike) - 1) * len(alike[0].ops) for alike in long)
@@ -241,9 +254,32 @@ class _Sequence:
             changes[index] += changes[index - 1]
         return changes
 
-    def _occurrence(self, start: int, end: int) -> _Occurrence:
+    def _aligned(self, occurrences: Sequence[_Occurrence]) -> list[_Occurrence]:
+        """Let those that differ from most in how they see what they take be like these, as the first layer often is."""
+        if not occurrences:
+            return []
+        counts = Counter(occurrence.key for occurrence in occurrences)
+        usual = max(occurrences, key=lambda occurrence: counts[occurrence.key])
+        return [self._like(usual, occurrence) for occurrence in occurrences]
+
+    def _like(self, usual: _Occurrence, given: _Occurrence) -> _Occurrence:
+        """The same stretch with some views made outside of it, if it is like the usual one then."""
+        taken: set[fx.Node] = set()
+        found = given
+        while found.key != usual.key:
+            pairs = zip(found.operands, usual.operands, strict=False)
+            other = next((node for node, wanted in pairs if _layout(node) != _layout(wanted)), None)
+            users = [node for node in found.ops if other in node.all_input_nodes]
+            if len(users) != 1 or not shows_other(users[0]):
+                return given
+            taken.add(users[0])
+            found = self._occurrence(given.start, given.end, taken)
+        return found
+
+    def _occurrence(self, start: int, end: int, taken: Collection[fx.Node] = ()) -> _Occurrence:
+        """The ops from start to end; `taken` are views of what they take that are made outside."""
         inside = self.ops[start:end]
-        ops, outside = with_views(inside, set(inside))
+        ops, outside = with_views(inside, set(inside), taken)
         written = [(target, node) for node in inside for target, last in self._writable.get(node, ()) if last < end]
         targets = [target for target, _ in written]
         operands = [*targets, *(node for node in outside if node not in targets)]
@@ -289,6 +325,8 @@ class _Sequence:
                 place += 1
                 continue
             occurrence, kind, graph = calls[place]
+            seen, _ = with_views([n for n in occurrence.operands if n not in builder.copies], builder.copies.keys())
+            builder.copy(seen)
             results = builder.call_graph(_note(occurrence), graph, [builder.copies[n] for n in occurrence.operands])
             for index, result in zip(kind.given, results, strict=False):
                 builder.copies[occurrence.ops[index]] = result

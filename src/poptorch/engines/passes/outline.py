@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -55,16 +55,39 @@ def outline_updates(graph: StepGraph, host: Host) -> StepGraph:
 
 @dataclass(frozen=True)
 class _Piece:
-    """The update of one parameter: a graph whose names are the same whatever the parameter, and what it takes."""
+    """The update of one parameter, by names that are the same whatever the parameter."""
 
-    graph: StepGraph
-    operands: tuple[fx.Node, ...]
-    written: tuple[str, ...]  # the inputs of the whole that get its results
+    ops: tuple[fx.Node, ...]
+    inputs: Mapping[fx.Node, InputSpec]  # what it takes
+    results: Mapping[str, fx.Node]  # the new values of inputs
+    written: tuple[str, ...]  # the inputs of the whole that get these
     order: tuple[int, ...] | None  # of dimensions in memory, if it takes vectors; None: it takes tensors as they are
 
     @property
-    def length(self) -> int:
-        return max(math.prod(spec.shape) for spec in self.graph.signature.inputs)
+    def key(self) -> str:
+        """The same for two pieces if the graph of one can stand for that of the other."""
+        is_flat = self.order is not None
+        length = max(math.prod(spec.shape) for spec in self.inputs.values())
+        size = "many" if length >= _MANY_ELEMENTS else "few"
+        inputs = [(spec.dtype, size) if is_flat and spec.shape else spec for spec in self.inputs.values()]
+        numbers = {node: index for index, node in enumerate((*self.inputs, *self.ops))}
+        ops = [(str(n.target), fx.map_arg((n.args, n.kwargs), numbers.__getitem__)) for n in self.ops]  # pyright: ignore
+        return repr((is_flat, inputs, ops, [(name, numbers[node]) for name, node in self.results.items()]))
+
+    def graph(self, name: str) -> StepGraph:
+        """The graph for all that have the same key."""
+        builder = GraphBuilder()
+        for node, spec in self.inputs.items():
+            builder.input(spec, node)
+        builder.copy(self.ops)
+        for written, node in self.results.items():
+            builder.output(OutputSpec(written, OutputRole.NEW_VALUE), builder.copies[node])
+        graph = replace(builder.build(name), takes_any_length=self.order is not None)
+        if graph.takes_any_length:
+            for node in graph.ops.nodes:  # they compute vectors now
+                if node.op == "call_function":
+                    update_value(node)
+        return graph
 
 
 class _Cut:
@@ -126,17 +149,16 @@ class _Cut:
         builder.inputs(self.graph.inputs)
         pieces = [self._piece(owner) for owner in self.parameters]
         shared = {name: node for name, node in self.results.items() if name not in self.owned_results}
-        operands = [operand for piece in pieces for operand in piece.operands]
+        operands = [operand for piece in pieces for operand in piece.inputs]
         needed = ancestors([*shared.values(), *(node for _, node in self.returned), *operands])
         builder.copy(node for node in self.ops if node in needed)
         graphs: dict[str, StepGraph] = {}
         new_values = {name: builder.copies[node] for name, node in shared.items()}
         for piece in pieces:
-            key = _key(piece)
+            key = piece.key
             if key not in graphs:
-                graphs[key] = replace(piece.graph, name=f"piece{len(graphs)}")
-                _update_values(graphs[key])
-            operands = [self._operand(builder, node, piece) for node in piece.operands]
+                graphs[key] = piece.graph(f"piece{len(graphs)}")
+            operands = [self._operand(builder, node, piece) for node in piece.inputs]
             results = builder.call_graph(_NOTE, graphs[key], operands)
             for name, result in zip(piece.written, results, strict=True):
                 new_values[name] = self._whole(builder, result, name, piece)
@@ -180,28 +202,14 @@ class _Cut:
                 own[node] = InputSpec("", Role.ACCUMULATOR, shape, value_of(node).dtype, stride)
         specs = {node: replace(spec, name=f"own:{i}", owner="", key="") for i, (node, spec) in enumerate(own.items())}
         order = _flat_order(ops, list(specs.values()), [value_of(n) for n in outside if n not in specs])
-        builder = GraphBuilder()
-        for node, spec in specs.items():
-            builder.input(_flattened(spec) if order is not None else spec, node)
-        operands = list(specs)
+        inputs = {node: _flattened(spec) if order is not None else spec for node, spec in specs.items()}
         for node in outside:
             if node not in specs:
-                builder.input(InputSpec.of(f"shared:{len(operands)}", Role.HYPER, value_of(node)), node)
-                operands.append(node)
-        builder.copy(ops)
+                inputs[node] = InputSpec.of(f"shared:{len(inputs)}", Role.HYPER, value_of(node))
         names = {spec.name: specs[node].name for node, spec in own.items()}
         written = [name for name in names if name in self.owned_results]
-        for name in written:
-            builder.output(OutputSpec(names[name], OutputRole.NEW_VALUE), builder.copies[self.owned_results[name]])
-        graph = replace(builder.build("piece"), takes_any_length=order is not None)
-        return _Piece(graph, tuple(operands), tuple(written), order)
-
-
-def _update_values(piece: StepGraph) -> None:
-    """Let ops that were copied know that they compute vectors now."""
-    for node in piece.ops.nodes:
-        if node.op == "call_function" and piece.takes_any_length:
-            update_value(node)
+        results = {names[name]: self.owned_results[name] for name in written}
+        return _Piece(tuple(ops), inputs, results, tuple(written), order)
 
 
 def _flat_order(
@@ -227,14 +235,3 @@ def _is_elementwise(node: fx.Node) -> bool:
 
 def _flattened(spec: InputSpec) -> InputSpec:
     return replace(spec, shape=(math.prod(spec.shape),), stride=(1,)) if spec.shape else spec
-
-
-def _key(piece: _Piece) -> str:
-    """The same for two pieces if the graph of one can stand for that of the other."""
-    graph = piece.graph
-    size = "many" if piece.length >= _MANY_ELEMENTS else "few"
-    is_flat = piece.order is not None
-    inputs = [(spec.dtype, size) if is_flat and spec.shape else spec for spec in graph.signature.inputs]
-    numbers = {node: index for index, node in enumerate(graph.ops.nodes)}
-    ops = [(str(n.target), fx.map_arg((n.args, n.kwargs), numbers.__getitem__)) for n in numbers]  # pyright: ignore
-    return repr((is_flat, inputs, ops, [spec.name for spec in graph.signature.outputs]))
