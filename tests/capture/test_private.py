@@ -135,7 +135,59 @@ def trees():
     assert private.pytree.tree_map_only(int, lambda i: i + 1, [1, "x"]) == [2, "x"]
 
 
+def described(tensor):
+    """All that can be told of a tensor without values."""
+    keys = private.dispatch_keys(tensor).raw_repr()
+    memory = tensor.untyped_storage().nbytes(), tensor.is_inference(), tensor.requires_grad
+    layout = type(tensor), tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device
+    return (*layout, keys, *memory)
+
+
+def made_without_values():
+    with private.FakeTensorMode() as mode:
+        for tensor in (torch.ones(2, 3).t(), torch.ones(4, dtype=torch.int32), torch.ones(2, dtype=torch.complex64)):
+            with private.disable_torch_dispatch():
+                plain = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+                assert plain.is_meta
+                made = private.fake_like(mode, plain)
+            usual = private.FakeTensor(mode, plain, torch.device("cpu"))
+            assert described(made) == described(usual) == described(tensor)
+            assert made.__dict__ == usual.__dict__ == tensor.__dict__
+            with pytest.raises(RuntimeError):
+                made.data_ptr()
+
+
+def wrapped_to_be_functional():
+    with private.FakeTensorMode() as fake, private.FunctionalTensorMode() as mode:
+        assert private.functional_mode() is mode
+        assert private.active_modes() == len(private.dispatch_modes()) == 2
+        x = torch.empty(2, 3)
+        usual = x.exp()
+        with private.disable_torch_dispatch():
+            plain = private.fake_like(fake, torch.empty(2, 3, device="meta"))
+        made = private.functional_like(mode, plain)
+        assert described(made) == described(usual)
+        assert private.inner_of(made) is plain
+        assert made.__dict__.keys() == usual.__dict__.keys()
+        for op, args in ((aten.t.default, ()), (aten.select.int, (0, 1)), (aten._unsafe_view.default, ([6],))):
+            view, expected = private.functional_view(mode, op, (x, *args), {}), op(x, *args)
+            assert private.functional_mode() is mode
+            assert described(view) == described(expected)
+            assert _shares_memory(view, x) == _shares_memory(expected, x) == op.is_view
+            before = private.times_written(x)
+            with torch.no_grad():
+                view.mul_(2)
+            assert private.times_written(x) > before
+            assert private.times_written(made) == 0
+
+
+def _shares_memory(a, b):
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
 CANARIES = {
+    made_without_values: "fake_like dispatch_keys disable_torch_dispatch",
+    wrapped_to_be_functional: "functional_like functional_view functional_mode inner_of times_written active_modes",
     in_place_ops_are_rewritten: "FunctionalTensor FunctionalTensorMode from_fun to_fun is_functional_tensor "
     "is_functionalising",
     seen_by_a_mode: "TorchDispatchMode OpOverload disable_current_modes dispatch_modes",

@@ -30,9 +30,11 @@ from poptorch.capture.private import (
     disable_current_modes,
     fx_traceback,
 )
+from poptorch.capture.shapes import Results, Shapes
 from poptorch.capture.source import current_user_line
 from poptorch.errors import CompileError, explain
 from poptorch.ir import GraphBuilder, InputSpec, Role, StepGraph, note_of, runs_of
+from poptorch.ir.graph import new_node
 from poptorch.ir.ops import ancestors, depends_on_inputs
 
 aten = torch.ops.aten
@@ -81,6 +83,8 @@ class Recorder(ProxyTorchDispatchMode):
         self.levels = [Level()]
         self.bodies = 0  # how many loops and choices were recorded
         self._fake = fake
+        self.shapes = Shapes(fake)
+        self._custom: dict[str, Any] | None = None  # annotations of the op that runs, if they are known
         tracer.graph = self.graph
 
     @property
@@ -133,7 +137,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def node(self, tensor: torch.Tensor) -> fx.Node:
         """The node of the current graph that computes a tensor."""
-        return self._argument(tensor)
+        return self.argument(tensor)
 
     def record(self, function: Callable[..., Sequence[torch.Tensor]], inputs: Sequence[torch.Tensor]) -> None:
         """Record a function from end to end: its inputs become those of the graph, and its results too."""
@@ -141,7 +145,7 @@ class Recorder(ProxyTorchDispatchMode):
             self.add_input(f"in{index}", tensor)
         with _no_autocast_cache(), self:
             results = function(*inputs)
-        self.graph.output([self._argument(result) for result in results])
+        self.graph.output([self.argument(result) for result in results])
 
     def add_constants(self, builder: GraphBuilder, first: int = 0) -> dict[str, torch.Tensor]:
         """Make the constants inputs of a graph that ops are copied to; gives their values. They count from `first`."""
@@ -166,26 +170,47 @@ class Recorder(ProxyTorchDispatchMode):
         if func is aten._efficientzerotensor.default:
             func = aten.zeros.default  # of the derivatives of what is constant; native code needs its memory
         if torch.Tag.data_dependent_output in func.tags:
-            return self._read(func, args, kwargs, self._argument(args), self._argument(kwargs))
+            return self._read(func, args, kwargs, self.argument(args), self.argument(kwargs))
         return self.compute(func, args, kwargs)
 
     def compute(self, func: Op | HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op and record it."""
         args, kwargs = generator_by_name(func, args, kwargs)
-        node_args, node_kwargs = self._argument(args), self._argument(kwargs)  # before anything is changed
-        result = func(*args, **kwargs)
-        self._describe(self.graph.create_node("call_function", func, node_args, node_kwargs, _name(func)), result)
+        node_args, node_kwargs = self.argument(args), self.argument(kwargs)  # before anything is changed
+        result = self.shapes.compute(func, args, kwargs)
+        self._describe(self._new_node(func, node_args, node_kwargs), result, self._custom)
         return result
 
-    def _argument(self, value: Any) -> Any:
+    def add(
+        self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any], known: Results, custom: dict[str, Any]
+    ) -> Any:
+        """Record an op whose results are known, and give them."""
+        node = self._new_node(func, self.argument(args), self.argument(kwargs))
+        result = self.shapes.make(known, args)
+        self._describe(node, result, custom)
+        return result
+
+    @contextmanager
+    def annotating(self, custom: dict[str, Any]) -> Iterator[None]:
+        """The op that is recorded inside has these annotations."""
+        self._custom = custom
+        try:
+            yield
+        finally:
+            self._custom = None
+
+    def _new_node(self, func: Op | HigherOrderOperator, args: Any, kwargs: Any) -> fx.Node:
+        return new_node(self.graph, "call_function", func, args, kwargs, _name(func))
+
+    def argument(self, value: Any) -> Any:
         """An argument of an op as an argument of its node."""
         if isinstance(value, torch.Tensor):
             known = self.tracer.tensor_tracker.get(value)
             return self._constant(value) if known is None else self._here(known.proxy.node, value)
         if isinstance(value, (list, tuple)):
-            return type(value)(map(self._argument, value))
+            return type(value)(map(self.argument, value))
         if isinstance(value, dict):
-            return {key: self._argument(item) for key, item in value.items()}
+            return {key: self.argument(item) for key, item in value.items()}
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             raise ValuesNeeded("a size depends on the values of tensors")
         return value
@@ -228,15 +253,16 @@ class Recorder(ProxyTorchDispatchMode):
             known[id(tensor)] = node
         return known[id(tensor)]
 
-    def _describe(self, node: fx.Node, result: Any) -> None:
+    def _describe(self, node: fx.Node, result: Any, custom: dict[str, Any] | None = None) -> None:
         """Note on a node what it computes and what is known about it, and its items as nodes of their own."""
-        node.meta = {"custom": _annotations(), "val": self._described(result)}
+        custom = _annotations() if custom is None else custom
+        node.meta.update(custom=custom, val=self._described(result))
         if isinstance(result, torch.Tensor):
             self.tracer.tensor_tracker[result] = ProxyTensor(fx.Proxy(node, self.tracer), None)
         elif isinstance(result, (list, tuple)):
             for index, item in enumerate(result):
                 if isinstance(item, torch.Tensor):
-                    self._describe(self.graph.call_function(operator.getitem, (node, index)), item)
+                    self._describe(self.graph.call_function(operator.getitem, (node, index)), item, dict(custom))
 
     def _described(self, value: Any) -> Any:
         """A value without its numbers."""

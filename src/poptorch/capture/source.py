@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 
 import torch
 
@@ -23,16 +24,24 @@ _TRACING = (
 _GENERATED = ("<frozen ", "<string>")
 
 
+@functools.cache
 def is_user_code(filename: str) -> bool:
     return not filename.startswith((_TORCH, _OURS, *_GENERATED)) and "/contextlib.py" not in filename
 
 
-def current_user_line() -> SourceLine | None:
-    """The line of the model that led here, or None if the tracer itself did."""
+KnownLines = dict[tuple[CodeType, int], SourceLine]
+
+
+def current_user_line(known: KnownLines | None = None) -> SourceLine | None:
+    """The line of the model that led here, or None if the tracer itself did; `known` are those that were read."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TRACER:
         if is_user_code(frame.f_code.co_filename):
-            return _line(frame, frame.f_lineno)
+            place = frame.f_code, frame.f_lineno
+            if known is None or place not in known:
+                line = _line(frame, frame.f_lineno)
+                return line if known is None else known.setdefault(place, line)
+            return known[place]
         frame = frame.f_back
     return None
 

@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from poptorch._logging import logger
 from poptorch.capture.constants import Constants
 from poptorch.capture.context import current_hints, following_paths
+from poptorch.capture.direct import Direct
 from poptorch.capture.operand_types import check_in_place, may_be_refused
 from poptorch.capture.placer import Placer
 from poptorch.capture.private import (
@@ -39,7 +40,7 @@ from poptorch.capture.private import (
 from poptorch.capture.proxies import is_outside, node_of
 from poptorch.capture.recorder import Recorder, ValuesNeeded, generator_by_name
 from poptorch.capture.residents import Residents
-from poptorch.capture.source import current_user_line
+from poptorch.capture.source import KnownLines, current_user_line
 from poptorch.errors import CompileError, explain
 from poptorch.ir import Direction, Guard, Note, Placement, SourceLine, annotation
 from poptorch.ir.ops import depends_on_inputs
@@ -67,12 +68,16 @@ class Watch(TorchDispatchMode):
         self.warnings: list[str] = []
         self._has_values = has_values
         self._notes: dict[int, Note] = {}  # of forward ops, by the number of the op's autograd node
+        self._backward: dict[int, Note] = {}  # the same for backward ops
+        self._latest = Note(self.direction)
+        self._lines: KnownLines = {}
         self._last: Placement | None = None  # of the last op of forward
         self._path: list[str] = [""]
         self.running: list[nn.Module] = []  # the modules inside their forward
         self._draws: dict[Any, tuple[Any, bytes]] = {}  # with the state of the generator after each
         self._generators: dict[torch.Generator, torch.Tensor] = {}  # of the user's, and their states before the trace
         self._constants = Constants()
+        self._direct = Direct()
         self._bodies: list[Outside] = []  # of loops and branches that are being recorded, the innermost last
 
     def __torch_dispatch__(
@@ -86,6 +91,20 @@ class Watch(TorchDispatchMode):
         args, kwargs = self._inside(func, args, kwargs)
         for body in self._bodies:
             body.notice(pytree.tree_leaves((args, kwargs)))
+        seen = (
+            None if self._has_values or self._bodies or func in _STATIC_FORMS else self._direct.see(func, args, kwargs)
+        )
+        if seen is None:
+            return self._run(func, args, kwargs, note)
+        result = self._direct.record(seen, note)
+        if result is NotImplemented:
+            result = self._run(func, args, kwargs, note)
+            self._direct.learn(seen, result)
+        return result
+
+    def _run(self, func: Op, args: tuple[Any, ...], kwargs: dict[str, Any], note: Note) -> Any:
+        """The result of an op that PyTorch's tracing modes see."""
+        line = note.line
         with fx_traceback.annotate(annotation(note)):
             if torch.Tag.data_dependent_output in func.tags:
                 return self._read(func, args, kwargs, line)
@@ -113,17 +132,32 @@ class Watch(TorchDispatchMode):
         """The user's line, submodule, hints and block: as they are now, or of the forward op of a backward op."""
         if self.direction is Direction.BACKWARD:
             node = current_autograd_node()
-            found = None if node is None else self._notes.get(node._sequence_nr())
+            found = None if node is None else self._of_forward(node._sequence_nr())
             if found is not None:
-                return replace(found, direction=Direction.BACKWARD)
-        line = current_user_line()
+                return found
+        line = current_user_line(self._lines)
         if self._is_forward and line is not None:
             self._last = self._placer.place(line)
         placement = self._last if self.direction is Direction.FORWARD else None
-        note = Note(self.direction, line, self._path[-1], hints=current_hints(), placement=placement)
+        note = self._now(line, placement)
         if self.direction is Direction.FORWARD and line is not None:
             self._notes.setdefault(sequence_number() - 1, note)  # later ops without history share it
         return note
+
+    def _of_forward(self, number: int) -> Note | None:
+        """The note of a backward op whose forward op had this number."""
+        found = self._notes.get(number)
+        if found is not None and number not in self._backward:
+            self._backward[number] = replace(found, direction=Direction.BACKWARD)
+        return self._backward.get(number)
+
+    def _now(self, line: SourceLine | None, placement: Placement | None) -> Note:
+        """The note of an op that runs now, which is often that of the op before."""
+        last, path, hints = self._latest, self._path[-1], current_hints()
+        same = last.line is line and last.path is path and last.hints is hints and last.placement is placement
+        if not same or last.direction is not self.direction:
+            self._latest = Note(self.direction, line, path, hints=hints, placement=placement)
+        return self._latest
 
     @property
     def has_values(self) -> bool:

@@ -66,16 +66,30 @@ def note_of(node: fx.Node) -> Note | None:
     return cast("Note | None", node.meta.get("custom", {}).get(_NOTE))
 
 
-def copy_node(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """The same op at the end of another graph, on the copies of its operands.
+def new_node(
+    graph: fx.Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, kind: Any = None
+) -> fx.Node:
+    """A node at the insertion point of a graph, with a name that no other node has.
 
     Arguments come second: PyTorch would search those that come with a new node for symbols, which are not in graphs.
-    They are set past the node's own `__setattr__`, which would enter it once more among all that call the same op.
+    They are set past `Node.__setattr__`, which would take the node out of the tables of its graph and put it back.
     """
-    copied = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
-    object.__setattr__(copied, "args", fx.map_arg(node.args, copies.__getitem__))
-    if node.kwargs:
-        object.__setattr__(copied, "kwargs", fx.map_arg(node.kwargs, copies.__getitem__))
+    node = graph.create_node(op, target, name=name, type_expr=kind)
+    _set_args(node, args)
+    if kwargs:
+        _set_kwargs(node, kwargs)
+    return node
+
+
+_set_args: Any = fx.Node.args.fset  # pyright: ignore[reportAttributeAccessIssue]
+_set_kwargs: Any = fx.Node.kwargs.fset  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def copy_node(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    """The same op at the end of another graph, on the copies of its operands."""
+    args: Any = fx.map_arg(node.args, copies.__getitem__)
+    kwargs: Any = fx.map_arg(node.kwargs, copies.__getitem__) if node.kwargs else {}
+    copied = new_node(graph, node.op, node.target, args, kwargs, node.name, node.type)
     copied.meta.update(node.meta)
     return copied
 
