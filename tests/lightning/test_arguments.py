@@ -121,7 +121,7 @@ def test_a_strategy_among_the_plugins(as_list):
     assert run.strategy is plugin
     run.fit(line_class(pl)(), loader())
     executor = plugin.poptorch_models[pl.trainer.states.RunningStage.TRAINING]
-    assert executor._options.toDict()["device_iterations"] == 2
+    assert executor.options.toDict()["device_iterations"] == 2
 
 
 def test_two_strategies_are_refused():

@@ -41,8 +41,8 @@ def test_accumulation_is_done_by_the_program():
     watcher = Watcher()
     run = fit(Line(), loader(), loader(), accumulate_grad_batches=2, callbacks=[watcher])
     training, validating = run.strategy.poptorch_models[Stage.TRAINING], run.strategy.poptorch_models[Stage.VALIDATING]
-    assert training._options.Training.toDict()["gradient_accumulation"] == 2
-    assert validating._options.Training.toDict()["gradient_accumulation"] == 1
+    assert training.options.Training.toDict()["gradient_accumulation"] == 2
+    assert validating.options.Training.toDict()["gradient_accumulation"] == 1
     assert set(watcher.accumulation) == {1}
     assert run.accumulate_grad_batches == 2
     assert run.global_step == 32

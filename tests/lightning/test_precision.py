@@ -105,7 +105,7 @@ def test_a_foreign_precision_is_converted():
 
 
 def scaling(run):
-    options = run.strategy.poptorch_models[Stage.TRAINING]._options
+    options = run.strategy.poptorch_models[Stage.TRAINING].options
     return options._Popart.options.get("automaticLossScalingSettings.enabled", False)
 
 

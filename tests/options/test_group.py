@@ -249,7 +249,7 @@ def test_a_key_that_is_set_in_two_places_is_refused():
 
 def test_the_dictionary_of_an_executor_is_complete():
     executor = poptorch.inferenceModel(torch.nn.Linear(2, 2), poptorch.Options().engine("eager").replicationFactor(2))
-    assert executor._options.toDict()["replication_factor"] == 2
+    assert executor.options.toDict()["replication_factor"] == 2
     assert executor.options.toDict()["output_mode"] == OutputMode.All
     with pytest.raises(AttributeError, match="frozen"):
         executor.options.set(random_seed=42)
