@@ -430,6 +430,22 @@ def test_result_of_an_unknown_type_with_tensors_is_refused(hide):
         infer(lambda x: (x + 1, hide(x + 2)))(torch.zeros(1))
 
 
+ITERATORS = {
+    "iter": lambda x: iter([x]),
+    "generator": lambda x: (y for y in [x]),
+    "map": lambda x: map(abs, [x]),
+    "zip": lambda x: zip([x], [x], strict=True),
+    "reversed": lambda x: reversed([x]),
+    "values": lambda x: iter({"a": x}.values()),
+}
+
+
+@pytest.mark.parametrize("make", ITERATORS.values(), ids=ITERATORS)
+def test_iterators_are_refused_as_results(make):
+    with pytest.raises(poptorch.Error, match=r"gone through only once(.|\n)*return a list"):
+        infer(lambda x: (x + 1, make(x + 2)))(torch.zeros(1))
+
+
 def test_result_of_an_unknown_type_without_tensors_of_the_trace_is_itself():
     box = Box(torch.ones(1))
     assert infer(lambda x: (x + 1, box))(torch.zeros(1))[1] is box

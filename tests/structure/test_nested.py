@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, UserDict, defaultdict, deque, namedtuple
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,10 +117,30 @@ def test_a_tensor_may_appear_twice():
     assert same(rebuild(structure, tensors), (a, a))
 
 
-def test_dictionary_subclass_that_takes_no_mapping_is_rebuilt():
-    value = defaultdict(list, {"a": torch.ones(1)})
-    structure, tensors = flatten(value)
-    assert rebuild(structure, tensors)["a"] is tensors[0]
+@pytest.mark.parametrize("items", [{"a": torch.ones(1)}, {}, {3: torch.ones(1)}], ids=["text", "nothing", "number"])
+def test_defaultdict_keeps_its_factory(items):
+    structure, tensors = flatten(defaultdict(list, items))
+    rebuilt = rebuild(structure, tensors)
+    assert type(rebuilt) is defaultdict
+    assert same(dict(rebuilt), items)
+    assert rebuilt["more"] == []
+
+
+def test_dictionaries_with_other_factories_are_alike():
+    assert flatten(defaultdict(lambda: 1, a=torch.ones(1)))[0] == flatten(defaultdict(lambda: 1, a=torch.ones(1)))[0]
+
+
+class Named(dict):
+    def __init__(self, name, **items):
+        super().__init__(**items)
+        self.name = name
+
+
+def test_dictionary_whose_constructor_takes_something_else_keeps_its_items():
+    structure, tensors = flatten(Named("n", a=torch.ones(1)))
+    rebuilt = rebuild(structure, tensors)
+    assert type(rebuilt) is Named
+    assert rebuilt["a"] is tensors[0]
 
 
 class Graph:
@@ -245,8 +266,16 @@ def test_any_mapping_is_a_container():
 
 @pytest.mark.parametrize(
     "value",
-    [{torch.ones(1)}, deque([torch.ones(1)]), SimpleNamespace(inner=SimpleNamespace(tensor=torch.ones(1)))],
-    ids=["set", "deque", "object"],
+    [
+        {torch.ones(1)},
+        deque([torch.ones(1)]),
+        {"a": torch.ones(1)}.values(),
+        {"a": torch.ones(1)}.items(),
+        partial(max, torch.ones(1)),
+        partial(max, key=torch.ones(1)),
+        SimpleNamespace(inner=SimpleNamespace(tensor=torch.ones(1))),
+    ],
+    ids=["set", "deque", "values", "items", "argument", "keyword", "object"],
 )
 def test_tensors_in_other_types_are_found(value):
     assert [float(tensor) for tensor in hidden_tensors(value)] == [1]

@@ -276,6 +276,8 @@ class _Trace:
 
         self.result = map_leaves(structure, place)
         for value in constants(structure):
+            if isinstance(value, Iterator):
+                raise _iterator_result(value)
             if any(isinstance(tensor, FunctionalTensor) for tensor in hidden_tensors(value)):
                 raise _unknown_result(value)
         return outputs
@@ -420,6 +422,16 @@ def _unknown_result(value: object) -> CompileError:
             f"forward returns a {kind} that holds tensors, and this type is not known.",
             fix=f"return its tensors themselves, or teach poptorch the type: "
             f"poptorch.registerCustomArgParser({kind}, ...)",
+        )
+    )
+
+
+def _iterator_result(value: Iterator[object]) -> CompileError:
+    """An iterator that was made in the trace would be the same one in every call, and used up after the first."""
+    return CompileError(
+        explain(
+            f"forward returns a {type(value).__name__}, which can be gone through only once.",
+            fix="return a list or a tuple of what it gives",
         )
     )
 

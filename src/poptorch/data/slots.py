@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -172,7 +172,7 @@ def _as_delivered(structure: Structure) -> Structure:
         )
     if isinstance(structure, Node):
         kind = list if structure.kind is tuple else structure.kind
-        return Node(kind, structure.keys, tuple(_as_delivered(child) for child in structure.children))
+        return replace(structure, kind=kind, children=tuple(_as_delivered(child) for child in structure.children))
     return structure
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, cast
 
@@ -27,8 +28,11 @@ def _inside(value: Any) -> list[Any]:
     items: list[Any] = []
     if isinstance(value, Mapping):
         items += cast("Mapping[Any, Any]", value).values()
-    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+    elif isinstance(value, (list, tuple, set, frozenset, deque, ValuesView, ItemsView)):
         items += cast("Sequence[Any]", value)
+    elif isinstance(value, partial):
+        call = cast("partial[Any]", value)
+        items += [*call.args, call.keywords]
     holder = cast("Any", value)
     items += getattr(holder, "__dict__", {}).values()
     slots = [name for kind in type(holder).__mro__ for name in _slots(kind)]

@@ -7,8 +7,9 @@ through `registerCustomArgParser`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, cast
@@ -34,11 +35,15 @@ class Constant:
 
 @dataclass(frozen=True)
 class Node:
-    """A container: its type, the keys of its children (positions, dictionary keys or attributes), and the children."""
+    """A container: its type, the keys of its children (positions, dictionary keys or attributes), and the children.
+
+    `default_factory` is that of a `defaultdict`; two of them are alike, whatever makes the values that they lack.
+    """
 
     kind: type
     keys: tuple[Any, ...]
     children: tuple[Structure, ...]
+    default_factory: Callable[[], Any] | None = field(default=None, compare=False)
 
     @cached_property
     def is_mapping(self) -> bool:
@@ -87,7 +92,8 @@ def _flatten(value: Any, tensors: list[torch.Tensor], inside: tuple[object, ...]
         return Custom(value, tuple(leaf(tensor) for tensor in parser.yieldTensors(value)))
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value)
-        return Node(type(items), tuple(items), tuple(_flatten(item, tensors, inside) for item in items.values()))
+        children = tuple(_flatten(item, tensors, inside) for item in items.values())
+        return Node(type(items), tuple(items), children, _default_factory(items))
     if isinstance(value, (list, tuple)):
         sequence = cast("Sequence[Any]", value)
         children = tuple(_flatten(item, tensors, inside) for item in sequence)
@@ -98,6 +104,10 @@ def _flatten(value: Any, tensors: list[torch.Tensor], inside: tuple[object, ...]
         if len(tensors) > count:
             return Node(type(value), tuple(attributes), children)
     return Constant(value)
+
+
+def _default_factory(items: Mapping[Any, Any]) -> Callable[[], Any] | None:
+    return cast("Any", items.default_factory) if isinstance(items, defaultdict) else None
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -141,7 +151,7 @@ def rebuild(structure: Structure, tensors: Sequence[Any]) -> Any:
     if structure.kind is tuple:
         return tuple(children)
     if structure.is_mapping:
-        return _rebuild_mapping(structure.kind, dict(zip(structure.keys, children, strict=True)))
+        return _rebuild_mapping(structure, dict(zip(structure.keys, children, strict=True)))
     if structure.has_attributes:
         return _rebuild_object(structure.kind, dict(zip(structure.keys, children, strict=True)))
     if hasattr(structure.kind, "_fields"):  # a named tuple takes its fields one by one
@@ -157,18 +167,27 @@ def _rebuild_object(kind: type, attributes: dict[str, Any]) -> Any:
     return new
 
 
-def _rebuild_mapping(kind: type, items: dict[Any, Any]) -> Any:
-    if kind is dict:
+def _rebuild_mapping(structure: Node, items: dict[Any, Any]) -> Any:
+    if structure.kind is dict:
         return items
-    try:
-        return kind(items)
-    except TypeError:  # such as defaultdict, or a dataclass-like dictionary that takes keywords
+    new = _new_mapping(structure.kind, items)
+    if isinstance(new, defaultdict):
+        new.default_factory = structure.default_factory
+    return new
+
+
+def _new_mapping(kind: Any, items: dict[Any, Any]) -> Any:
+    """A mapping of this type; its constructor may take a mapping, keywords, or something else."""
+    for construct in (lambda: kind(items), lambda: kind(**items)):
         try:
-            return kind(**items)
-        except TypeError:
-            empty = kind()
-            empty.update(items)
-            return empty
+            new = construct()
+        except TypeError:  # such as defaultdict, or a dataclass-like dictionary that takes keywords
+            continue
+        if len(new) == len(items) and all(key in new for key in items):
+            return new
+    new = kind.__new__(kind) if issubclass(kind, dict) else kind()
+    new.update(items)
+    return new
 
 
 def leaf_names(structure: Structure, name: str) -> list[str]:
@@ -202,7 +221,7 @@ def map_leaves(structure: Structure, function: Callable[[int], Structure]) -> St
     if isinstance(structure, Leaf):
         return function(structure.index)
     if isinstance(structure, Node):
-        return Node(structure.kind, structure.keys, tuple(map_leaves(child, function) for child in structure.children))
+        return replace(structure, children=tuple(map_leaves(child, function) for child in structure.children))
     if isinstance(structure, Custom):
         return Custom(structure.example, tuple(map_leaves(leaf, function) for leaf in structure.leaves))
     return structure
