@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
+import pickle
 import signal
 import textwrap
 import time
@@ -147,6 +149,16 @@ def test_failed_compilation_gives_the_ipu_back(ipus):
     with pytest.raises(RuntimeError):
         model()(torch.ones(2, 5))
     model()(X)
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, pickle.dumps])
+def test_a_copy_would_hold_the_same_ipus(ipus, make):
+    model = poptorch.inferenceModel(nn.Linear(2, 2))
+    make(model)
+    model(torch.ones(1, 2))
+    with pytest.raises(poptorch.Error, match="cannot be copied or pickled") as raised:
+        make(model)
+    assert "wrap the copy" in str(raised.value)
 
 
 def test_chosen_ipu_is_used_by_one_model_at_a_time(ipus):

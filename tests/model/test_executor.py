@@ -160,6 +160,15 @@ def test_repr_shows_the_module_tree_and_the_state():
     assert "emulated" in repr(training)
 
 
+def test_names_that_programs_use_although_they_are_private():
+    training = train(Regression())
+    assert training._options is training.options
+    assert training._user_model is training.model
+    assert training._executable is None
+    training(*batch())
+    assert training._executable is not None
+
+
 def test_options_of_an_executor_are_frozen():
     with pytest.raises(AttributeError, match="Can't modify frozen Options"):
         train(Regression()).options.deviceIterations(2)

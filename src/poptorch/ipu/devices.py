@@ -13,6 +13,7 @@ import stat
 import tempfile
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from filelock import FileLock, Timeout
 
@@ -62,6 +63,14 @@ class Device:
         """Give the IPUs back; more than once does no harm."""
         for lock in self._locks:
             lock.release()
+
+    def __reduce__(self) -> NoReturn:
+        raise Error(
+            explain(
+                "a model that holds its IPUs cannot be copied or pickled: a copy would hold the same ones.",
+                fix="copy the PyTorch module and wrap the copy, save() the model, or call detachFromDevice() before",
+            )
+        )
 
     def __repr__(self) -> str:
         return f"Device({', '.join(f'IPU {k}' for k in self.ipus)}, emulated)"

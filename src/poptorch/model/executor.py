@@ -70,6 +70,11 @@ class PoplarExecutor(Checkpoints, EngineUse, Measurements):
             handles.attach(model, self)
 
     @property
+    def _options(self) -> Options:
+        """What programs of users call `options`, too."""
+        return self._programs.options
+
+    @property
     def _current(self) -> Variant | None:
         return self._programs.current
 
